@@ -4,19 +4,14 @@ That is an ingress behind a `deployments.http.door`, or Serve's HTTP proxy, whic
 (`RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`) and has the limits in its environment. Serve hands a request to
 its replica before the body is here, and the replica asks the proxy for each piece; with about a thousand such
 bodies under way nobody is answered any more. So a request goes on only once it is whole. uvicorn also waits
-for ever for headers and for readers, and takes headers and URLs of any size. What a request is worth is the
-gatekeeper's to say, further in.
+for ever for headers and for readers, and takes headers and URLs of any size: what it is made to bound is in
+`deployments.http.connecting.bounds`. What a request is worth is the gatekeeper's to say, further in.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
-import socket
-import struct
-import termios
-import time
 import uuid
 import weakref
 from http import HTTPStatus
@@ -24,31 +19,23 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
+from deployments.http.connecting.bounds import age_s, bound_connections, reset
 from slo.errors import FieldError
 from telemetry import logs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from deployments.http.errors import HTTPError
 
 IMPORT_PATH: Final = "deployments.http.proxy:middlewares"
-_SEND_BUFFER_BYTES: Final = 64 * 1024
-"""Of what a client has not read, in the kernel, which would take megabytes, so that no reader looked slow."""
-_REQUEST_LINE_BYTES: Final = 8 * 1024
-_BETWEEN_BYTES: Final = len(b": \r\n")
-"""What a header has besides its name and its value."""
 _TO_SERVE: Final = frozenset({b"serve-multiplexed-model-id", b"x-session-id"})
 """Serve's proxy goes by them, with underscores as well, when it chooses an ingress."""
-_DROP: Final = struct.pack("ii", 1, 0)
-_NOTHING: Final = struct.pack("i", 0)
 _READY: Final = "/ready"
 _PROXYS_HEALTH: Final = "/-/healthz"
 _CLOSE: Final = (b"connection", b"close")
@@ -60,7 +47,7 @@ LIMITS_VARIABLE: Final = "SLACKSERVE_LIMITS"
 def middlewares() -> list[Middleware]:
     """What stands before each request in this proxy; also bounds how long headers may take."""
     limits = LimitsConfig.model_validate_json(os.environ.get(LIMITS_VARIABLE, "{}"))
-    _bound_connections(limits)
+    bound_connections(limits)
     return [
         Middleware(ReadyUntilDrained),
         Middleware(ConnectionLimits, limits=limits),
@@ -69,7 +56,7 @@ def middlewares() -> list[Middleware]:
 
 def bounded(app: ASGIApp, limits: LimitsConfig) -> ConnectionLimits:
     """The application with the same before it, for a server of uvicorn's in this process."""
-    _bound_connections(limits)
+    bound_connections(limits)
     return ConnectionLimits(app, limits)
 
 
@@ -265,7 +252,7 @@ class _Exchange:
         """Give a piece of the answer to the client, and leave a client that does not take it."""
         limit_s = self._all.limits.write_timeout_s
         transport = getattr(self._send, "__self__").transport  # noqa: B009 - a bound method of uvicorn's
-        if message["type"] == "http.response.start" and self._is_old(transport):
+        if message["type"] == "http.response.start" and age_s(transport) > self._all.limits.connection_age_s:
             message = {**message, "headers": [*message.get("headers", ()), _CLOSE]}
         try:
             async with asyncio.timeout(limit_s):
@@ -273,13 +260,9 @@ class _Exchange:
         except TimeoutError:
             logs.event("slow_reader_left", limit_s=limit_s)
             # The server then says that the client has gone, and Serve cancels the request as for any other.
-            _reset(transport)
+            reset(transport)
         if transport.is_closing():  # once everything is written, which may be never
             asyncio.get_running_loop().call_later(limit_s, _end, transport)
-
-    def _is_old(self, transport: Any) -> bool:
-        since_s = transport.get_protocol()._slackserve_since_s  # noqa: SLF001 - ours
-        return bool(time.monotonic() - since_s > self._all.limits.connection_age_s)
 
     def drop(self) -> None:
         """Nothing of the body is held any more."""
@@ -320,166 +303,8 @@ def _without_choice(scope: Scope) -> Scope:
     return scope if len(kept) == len(scope["headers"]) else {**scope, "headers": kept}
 
 
-def _reset(transport: Any) -> None:
-    """Close a connection and drop what its client has not read: the kernel would keep it as long as that."""
-    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DROP)
-    transport.abort()
-
-
 def _end(transport: Any) -> None:
     """End the closing of a connection that waits for its client to read."""
     if transport.get_extra_info("socket").fileno() >= 0 and transport.get_write_buffer_size():
         logs.event("slow_reader_left", closing=True)
-        _reset(transport)
-
-
-def _is_unread(transport: Any) -> bool:
-    """Whether a client has not taken all that was sent, in this process or in the kernel."""
-    if transport.get_write_buffer_size():
-        return True
-    unsent = fcntl.ioctl(transport.get_extra_info("socket"), termios.TIOCOUTQ, _NOTHING)
-    return unsent != _NOTHING
-
-
-def _bound_connections(limits: LimitsConfig) -> None:
-    _bound_heads(HttpToolsProtocol, limits)  # h11 has a limit of its own
-    for protocol in (HttpToolsProtocol, H11Protocol):
-        _bound_headers(protocol, limits.header_timeout_s)
-        _bound_idle(protocol)
-    _one_at_a_time(HttpToolsProtocol)  # h11 has the one alone
-
-
-def _bound_idle(protocol: Any) -> None:
-    """Have uvicorn end an idle connection for its client too, if that has not read everything."""
-    idle = protocol.timeout_keep_alive_handler
-
-    def timeout_keep_alive_handler(connection: Any) -> None:
-        if not connection.transport.is_closing() and _is_unread(connection.transport):
-            logs.event("slow_reader_left", idle=True)
-            _reset(connection.transport)
-        else:
-            idle(connection)
-
-    protocol.timeout_keep_alive_handler = timeout_keep_alive_handler
-
-
-def _waits(connection: Any) -> bool:
-    """Whether no request of a connection is being answered."""
-    return connection.cycle is None or connection.cycle.response_complete
-
-
-def _bound_heads(protocol: Any, limits: LimitsConfig) -> None:
-    """Have uvicorn bound the bytes in which no head becomes whole and no byte of a body comes."""
-    limit = limits.max_header_bytes + limits.max_headers * _BETWEEN_BYTES + _REQUEST_LINE_BYTES
-    answer = _written_out(
-        http_errors.too_many_headers(
-            f"the request line and the headers are more than {limit} bytes, by limits.max_header_bytes"
-        )
-    )
-    received = protocol.data_received
-
-    def going_on(callback: Callable[..., None]) -> Callable[..., None]:
-        def called(connection: Any, *given: bytes) -> None:
-            connection._slackserve_head_bytes = 0  # noqa: SLF001 - ours
-            callback(connection, *given)
-
-        return called
-
-    def data_received(connection: Any, data: bytes) -> None:
-        while data and not connection.transport.is_closing():
-            if (size := limit - connection._slackserve_head_bytes) <= 0:  # noqa: SLF001
-                leave(connection)
-                return
-            piece, data = data[:size], data[size:]
-            connection._slackserve_head_bytes += len(piece)  # noqa: SLF001
-            received(connection, piece)
-
-    def leave(connection: Any) -> None:
-        logs.event("large_head_left", limit_bytes=limit)
-        if _waits(connection) and not _is_unread(connection.transport):
-            connection.transport.write(answer)
-            connection.transport.close()
-        else:
-            _reset(connection.transport)
-
-    protocol._slackserve_head_bytes = 0  # noqa: SLF001
-    protocol.data_received = data_received
-    protocol.on_headers_complete = going_on(protocol.on_headers_complete)
-    protocol.on_body = going_on(protocol.on_body)
-
-
-def _one_at_a_time(protocol: Any) -> None:
-    """Have uvicorn close a connection once it has answered, if another request came before that.
-
-    It would keep the other, read no further, and tell the newest alone that the client has gone: the one that
-    is being answered would be generated to its end for nobody.
-    """
-    began, received = protocol.on_headers_complete, protocol.data_received
-
-    def on_headers_complete(connection: Any) -> None:
-        if _waits(connection):
-            began(connection)
-        elif not connection._slackserve_ends:  # noqa: SLF001 - ours
-            logs.event("pipelined_request_left")
-            connection._slackserve_ends = True  # noqa: SLF001
-            connection.cycle.keep_alive = False
-
-    def unless_it_ends(callback: Callable[..., None]) -> Callable[..., None]:
-        def called(connection: Any, *given: bytes) -> None:
-            if not connection._slackserve_ends:  # noqa: SLF001
-                callback(connection, *given)
-
-        return called
-
-    protocol._slackserve_ends = False  # noqa: SLF001
-    protocol.on_headers_complete = on_headers_complete
-    protocol.data_received = unless_it_ends(received)
-    protocol.on_body = unless_it_ends(protocol.on_body)
-    protocol.on_message_complete = unless_it_ends(protocol.on_message_complete)
-
-
-def _written_out(refusal: HTTPError) -> bytes:
-    """An answer as it goes over the connection, where no request is there to be answered."""
-    response = refusal.response()
-    status = HTTPStatus(refusal.status)
-    return b"\r\n".join(
-        [
-            f"HTTP/1.1 {status.value} {status.phrase}".encode(),
-            *(name + b": " + value for name, value in response.raw_headers),
-            b"connection: close",
-            b"",
-            bytes(response.body),
-        ]
-    )
-
-
-def _bound_headers(protocol: Any, timeout_s: float) -> None:
-    """Have uvicorn bound how long headers take, and what the kernel holds of an answer."""
-    made, received = protocol.connection_made, protocol.data_received
-
-    def watch(connection: Any) -> None:
-        timer = getattr(connection, "_slackserve_timer", None)
-        if not _waits(connection):
-            if timer is not None:
-                timer.cancel()
-                connection._slackserve_timer = None  # noqa: SLF001 - ours
-        elif timer is None:
-            connection._slackserve_timer = connection.loop.call_later(timeout_s, late, connection)  # noqa: SLF001
-
-    def late(connection: Any) -> None:
-        connection._slackserve_timer = None  # noqa: SLF001
-        if _waits(connection) and not connection.transport.is_closing():
-            logs.event("slow_headers_left", limit_s=timeout_s)
-            connection.transport.close()
-
-    def connection_made(connection: Any, transport: Any) -> None:
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        connection._slackserve_since_s = time.monotonic()  # noqa: SLF001
-        made(connection, transport)
-        watch(connection)
-
-    def data_received(connection: Any, data: bytes) -> None:
-        received(connection, data)
-        watch(connection)
-
-    protocol.connection_made, protocol.data_received = connection_made, data_received
+        reset(transport)
