@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
+from deployments.http.connecting.upgrades import ignore_upgrades
 from telemetry import logs
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def bound_connections(limits: LimitsConfig) -> None:
         _bound_headers(protocol, limits.header_timeout_s)
         _bound_idle(protocol)
     _one_at_a_time(HttpToolsProtocol)  # h11 has the one alone
+    ignore_upgrades(HttpToolsProtocol)  # h11 reads on as it should
 
 
 def reset(transport: Any) -> None:

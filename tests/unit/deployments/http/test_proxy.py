@@ -50,17 +50,25 @@ class Proxy:
     def __init__(self):
         self.asked = self.streaming = self.left = 0
         self.clients = set()
+        self.bodies = []
         self.may_read, self.may_answer = asyncio.Event(), asyncio.Event()
         self.may_read.set()
         self.may_answer.set()
 
     async def __call__(self, scope, receive, send):
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.accept"})
+            await send({"type": "websocket.close"})
+            return
         self.asked += 1
         self.headers = dict(scope["headers"])
         self.clients.add(scope["client"])
         await self.may_read.wait()
+        body = b""
         while (message := await receive()).get("more_body"):
-            pass
+            body += message["body"]
+        self.bodies.append(body + message.get("body", b""))
         if message["type"] == "http.disconnect":
             self.left += 1
             return
@@ -262,6 +270,113 @@ async def test_what_comes_in_one_piece_with_its_head_passes_and_so_does_the_next
             assert answer.startswith(b"HTTP/1.1 200 OK")
             assert proxy.asked == number
         writer.close()
+
+
+H2C = b"""POST /v1/completions HTTP/1.1\r
+Connection: Upgrade, HTTP2-Settings\r
+Host: x\r
+HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA\r
+%b\r
+Upgrade: h2c\r
+User-Agent: Java-http-client/21.0.2\r
+\r
+"""
+"""As the JDK's HTTP client posts in clear."""
+
+
+def h2c(body):
+    return H2C % b"Content-Length: %d" % len(body) + body
+
+
+def h2c_in_chunks(body):
+    chunks = (body[at : at + 1000] for at in range(0, len(body), 1000))
+    pieces = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
+    return H2C % b"Transfer-Encoding: chunked" + pieces + b"0\r\n\r\n"
+
+
+async def one_answer(reader):
+    answer = b""
+    while not answer.endswith(b"\r\n0\r\n\r\n"):
+        answer += (piece := await asyncio.wait_for(reader.read(4096), 5))
+        assert piece, answer
+    return answer
+
+
+SMALL, LARGE = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n" * 3, b"GET / HTTP/1.1\r\n\r\n" * 5000
+AT_ONCE = 10**9
+
+
+@pytest.mark.parametrize(
+    ("sent", "body", "piece_bytes"),
+    [
+        pytest.param(h2c(SMALL), SMALL, AT_ONCE, id="in one piece"),
+        pytest.param(h2c(SMALL), SMALL, len(h2c(SMALL)) - len(SMALL), id="the body behind the head"),
+        pytest.param(h2c(SMALL), SMALL, 7, id="in small pieces"),
+        pytest.param(h2c(b""), b"", AT_ONCE, id="no body"),
+        pytest.param(h2c(LARGE), LARGE, AT_ONCE, id="a large body in one piece"),
+        pytest.param(h2c(LARGE), LARGE, 10_000, id="a large body in pieces"),
+        pytest.param(h2c_in_chunks(SMALL), SMALL, AT_ONCE, id="in chunks"),
+        pytest.param(h2c_in_chunks(LARGE), LARGE, 9_999, id="in chunks, and in pieces"),
+    ],
+)
+async def test_an_upgrade_that_is_not_spoken_is_ignored(monkeypatch, sent, body, piece_bytes):
+    async with serving(monkeypatch, PATIENT) as (proxy, port, app):
+        reader, writer = await connect(port)
+        for number in range(1, 4):
+            for at in range(0, len(sent), piece_bytes):
+                writer.write(sent[at : at + piece_bytes])
+                await writer.drain()
+                await asyncio.sleep(0.001)
+            answer = await one_answer(reader)
+            assert answer.startswith(b"HTTP/1.1 200 OK")
+            assert answer.count(b"HTTP/1.1 ") == 1
+            assert proxy.bodies == [body] * number
+            assert proxy.headers[b"user-agent"] == b"Java-http-client/21.0.2"
+            assert b"upgrade" not in proxy.headers
+        writer.write(head(length=2) + b"{}")
+        assert b"HTTP/1.1 200 OK" in await one_answer(reader)
+        assert proxy.bodies == [*[body] * 3, b"{}"]
+        assert app._in_flight_bytes == 0
+        writer.close()
+        assert await reader.read() == b""
+
+
+async def test_an_upgrade_bounds_its_body_and_its_successor_as_without(served):
+    proxy, port, _ = served
+    reader, writer = await connect(port)
+    writer.write(H2C % b"Content-Length: 100" + b"{")
+    assert b" 408 " in await reader.read(4096)
+    writer.close()
+    reader, writer = await connect(port)
+    writer.write(h2c(b"{}") + h2c(b"[]"))
+    answer = await reader.read()
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert b"connection: close\r\n" in answer
+    assert proxy.bodies == [b"{}"]
+    writer.close()
+
+
+async def test_a_web_socket_is_an_upgrade_still(served):
+    proxy, port, _ = served
+    reader, writer = await connect(port)
+    writer.write(
+        b"GET / HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+        b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
+    )
+    assert b"101 Switching Protocols" in await reader.read(4096)
+    assert not proxy.asked
+    writer.close()
+
+
+async def test_there_are_no_tunnels(served):
+    proxy, port, _ = served
+    reader, writer = await connect(port)
+    writer.write(b"CONNECT /x HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
+    answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert not proxy.asked
+    writer.close()
 
 
 @pytest.mark.parametrize("name", ["x-request-timeout-seconds", "x-request-id", "user-agent"])
