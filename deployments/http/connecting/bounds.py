@@ -53,8 +53,9 @@ def reset(transport: Any) -> None:
 
 
 def age_s(transport: Any) -> float:
-    """How long a connection has been open."""
-    return time.monotonic() - float(transport.get_protocol()._slackserve_since_s)  # noqa: SLF001 - ours
+    """How long a connection has been open; 0 when its client has left, and uvicorn has let go of it."""
+    connection = transport.get_protocol()
+    return 0.0 if connection is None else time.monotonic() - connection._slackserve_since_s  # noqa: SLF001 - ours
 
 
 def _is_unread(transport: Any) -> bool:

@@ -596,6 +596,20 @@ async def test_a_client_that_does_not_read_is_left_and_its_request_cancelled(ser
     writer.close()
 
 
+async def test_an_answer_to_a_client_that_has_left_fails_nowhere(served, caplog):
+    proxy, port, _ = served
+    proxy.may_answer.clear()
+    _, writer = await connect(port)
+    writer.write(head())
+    while not proxy.bodies:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    writer.transport.abort()
+    await asyncio.sleep(0.1)
+    proxy.may_answer.set()
+    await asyncio.sleep(0.1)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_the_kernel_does_not_hide_a_client_that_does_not_read(served):
     """A megabyte, which it would take."""
     proxy, port, _ = served
