@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
 from deployments.http.connecting.bounds import age_s, bound_connections, reset
+from deployments.http.connecting.origins import readable_by_pages
 from slo.errors import FieldError
 from telemetry import logs
 
@@ -142,7 +143,7 @@ class ConnectionLimits:
             code=refusal.code,
             why=refusal.message,
         )
-        await refusal.response()(scope, receive, send)
+        await readable_by_pages(refusal.response(), self._limits)(scope, receive, send)
 
     def begins(self, exchange: _Exchange) -> None:
         """A request comes that is not whole."""

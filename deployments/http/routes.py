@@ -8,35 +8,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.llm.ingress import make_fastapi_ingress
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 
 from deployments.config.limits import LimitsConfig
 from deployments.http import door
+from deployments.http.connecting.origins import readable_by_pages
 from deployments.http.errors import HTTPError
 from deployments.http.gatekeeper import Gatekeeper, answer_refusal
 from deployments.http.ingress import SlackServeIngress
 from deployments.http.key_watch import KeyWatch
 from slo.errors import FieldError
-from slo.request import REQUEST_ID_HEADER
-
-_TOLD: Final = (
-    REQUEST_ID_HEADER,
-    "retry-after",
-    "x-slackserve-id",
-    "x-slo-degraded",
-    "x-slo-predicted-ttft-ms",
-    "x-slo-prefilled-by",
-    "x-slo-tier",
-    "x-slo-tier-clamped-from",
-    "x-slo-ttft-budget-ms",
-)
-"""Headers of an answer that a web page may read."""
 
 
 def make_ingress(ingress: type[SlackServeIngress], keys: KeyWatch, limits: LimitsConfig) -> type:
@@ -66,14 +52,8 @@ def make_ingress(ingress: type[SlackServeIngress], keys: KeyWatch, limits: Limit
     app.add_exception_handler(FieldError, answer_refusal)
     app.add_exception_handler(HTTPException, answer_refusal)
     app.add_middleware(Gatekeeper, keys=keys, limits=limits)
-    if limits.allowed_origins:  # before the gate: a browser asks without a key whether it may ask
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=limits.allowed_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=_TOLD,
-        )
+    # Before the gate: a browser asks without a key whether it may ask.
+    app.add_middleware(readable_by_pages, limits=limits)
     routes: dict[str, Any] = {
         "models": lambda api: api.get("/v1/models"),
         "model_data": lambda api: api.get("/v1/models/{model:path}"),

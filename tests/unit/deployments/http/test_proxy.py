@@ -439,6 +439,25 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_here(served, ann
     assert app._in_flight_bytes == 0
 
 
+async def test_a_page_reads_why_it_was_refused_here(monkeypatch):
+    limits = LIMITS.model_copy(update={"allowed_origins": ("https://chat.example",)})
+    async with serving(monkeypatch, limits) as (_, port, _):
+        for origin, sent, status in (
+            ("https://chat.example", b"content-length: 4000000\r\n\r\n", 413),
+            ("https://chat.example", b"content-length: 10\r\n\r\n{", 408),
+            ("https://chat.example", b"user-agent: \xff\r\n\r\n", 400),
+            ("https://other.example", b"content-length: 4000000\r\n\r\n", 413),
+        ):
+            reader, writer = await connect(port)
+            writer.write(f"POST / HTTP/1.1\r\nhost: x\r\norigin: {origin}\r\n".encode() + sent)
+            answer = (await reader.readuntil(b"\r\n\r\n")).lower()
+            assert answer.startswith(b"http/1.1 %d " % status)
+            is_allowed = b"access-control-allow-origin: https://chat.example\r\n" in answer
+            assert is_allowed is (origin == "https://chat.example")
+            assert b"x-request-id" in answer
+            writer.close()
+
+
 async def test_nobody_further_in_hears_of_a_request_before_it_is_whole(served):
     proxy, port, app = served
     reader, writer = await connect(port)
