@@ -93,6 +93,12 @@ def keys_not_read() -> HTTPError:
     return _for_now(503, message, "api_keys_not_read", Outcome.FAILED)
 
 
+def origin_not_allowed(origin: str) -> HTTPError:
+    """403 for a web page that may not ask."""
+    message = f"web pages of {origin[:200]!r} may not ask here; limits.allowed_origins names those that may"
+    return _refusal(403, message, param="origin", code="origin_not_allowed")
+
+
 def too_large(limit_bytes: int) -> HTTPError:
     """413."""
     message = f"the body is larger than {limit_bytes} bytes, limits.max_body_bytes"

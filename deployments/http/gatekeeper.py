@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
+from deployments.http.connecting.origins import other_origin
 from deployments.http.errors import HTTPError
 from deployments.http.key_watch import KeysNotReadError, KeyWatch
 from slo.errors import AuthenticationError, FieldError
@@ -143,6 +144,8 @@ class Gatekeeper:
         for name, _ in headers:
             if name in _PROXY_HEADERS or name.startswith(INTERNAL_HEADER_PREFIX):
                 raise _refused(name, "is set by the server itself", "leave it out")
+        if scope["method"] == "POST" and (origin := other_origin(dict(headers), limits)) is not None:
+            raise http_errors.origin_not_allowed(origin)
         try:
             state["tenant"] = self._keys.ring.tenant(_bearer(headers), time.time())
         except (AuthenticationError, KeysNotReadError) as error:

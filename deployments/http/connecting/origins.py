@@ -1,6 +1,7 @@
-"""Web pages: whose may read answers.
+"""Web pages: whose may have answers computed, and read them.
 
-Owns what answers say of it to browsers, which hold to it (CORS).
+Owns what answers say of it to browsers (CORS). Browsers hold to that, but keep no page from posting what it
+need not read the answer of: such a request is refused by its `Origin`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from deployments.config.limits import LimitsConfig
 from slo.request import REQUEST_ID_HEADER
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.types import ASGIApp
 
 _TOLD: Final = (
@@ -27,6 +30,9 @@ _TOLD: Final = (
     "x-slo-ttft-budget-ms",
 )
 """Headers of an answer that a web page may read."""
+_ALL: Final = "*"
+_OWN_PORTS: Final = {"http": ":80", "https": ":443"}
+"""What browsers leave out of an origin, and a `Host` may have."""
 
 
 def readable_by_pages(app: ASGIApp, limits: LimitsConfig) -> ASGIApp:
@@ -40,3 +46,16 @@ def readable_by_pages(app: ASGIApp, limits: LimitsConfig) -> ASGIApp:
         allow_headers=["*"],
         expose_headers=_TOLD,
     )
+
+
+def other_origin(headers: Mapping[str, str], limits: LimitsConfig) -> str | None:
+    """The origin that these headers of a request name, if its pages may not ask.
+
+    A page may that is allowed, or whose host is the request's: another service may be behind the same name.
+    """
+    origin = headers.get("origin")
+    if origin is None or _ALL in limits.allowed_origins or origin in limits.allowed_origins:
+        return None
+    scheme, _, authority = origin.lower().partition("://")
+    own = headers.get("host", "").lower().removesuffix(_OWN_PORTS.get(scheme, ""))
+    return None if authority and authority == own else origin

@@ -153,6 +153,7 @@ def test_events_may_end_anywhere():
     [
         (400, "INVALID_ARGUMENT"),
         (401, "UNAUTHENTICATED"),
+        (403, "PERMISSION_DENIED"),
         (404, "NOT_FOUND"),
         (413, "RESOURCE_EXHAUSTED"),
         (431, "RESOURCE_EXHAUSTED"),

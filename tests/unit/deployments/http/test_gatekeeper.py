@@ -40,12 +40,12 @@ async def served(scope, receive, send):
     await send({"type": "http.response.body", "body": b"served"})
 
 
-async def post(headers=(), content=b"", *keys):
-    gate = Gatekeeper(served, Keys(*keys), LIMITS)
+async def post(headers=(), content=b"", *keys, limits=LIMITS, method="POST"):
+    gate = Gatekeeper(served, Keys(*keys), limits)
     gate._instruments = Counts()
     transport = httpx.ASGITransport(app=gate)
     async with httpx.AsyncClient(transport=transport, base_url="http://slackserve") as client:
-        return await client.post("/v1/completions", headers=headers, content=content)
+        return await client.request(method, "/v1/completions", headers=headers, content=content)
 
 
 async def test_an_ordinary_request_passes():
@@ -73,6 +73,46 @@ async def test_refusals(headers, content, status, message):
     answer = await post(headers, content)
     assert answer.status_code == status
     assert message in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "origin", "host", "may"),
+    [
+        (["*"], "https://evil.example", None, True),
+        ([], None, None, True),
+        ([], "https://evil.example", None, False),
+        (["https://chat.example"], "https://chat.example", None, True),
+        (["https://chat.example"], "https://evil.example", None, False),
+        (["https://chat.example"], "https://chat.example:8443", None, False),
+        (["https://chat.example"], "https://chat.example.evil.example", None, False),
+        (["https://chat.example"], "null", None, False),
+        (["null"], "null", None, True),
+        ([], "http://slackserve", None, True),
+        ([], "https://LLM.example", "llm.example:443", True),
+        ([], "http://llm.example", "llm.example:80", True),
+        ([], "http://llm.example:8000", "llm.example:8000", True),
+        ([], "http://llm.example:8000", "llm.example", False),
+        ([], "https://llm.example", "llm.example:80", False),
+        ([], "null", "", False),
+        ([], "", "", False),
+        (["https://chat.example", "*"], "https://evil.example", None, True),
+    ],
+)
+async def test_a_page_has_an_answer_computed_only_if_its_origin_is_allowed(allowed, origin, host, may):
+    """A browser asks nobody whether a page may post plain text, and lets it not read the answer."""
+    limits = LimitsConfig(allowed_origins=allowed)
+    headers = [("content-type", "text/plain"), ("x-forwarded-host", "evil.example")]
+    headers += [] if origin is None else [("origin", origin)]
+    headers += [] if host is None else [("host", host)]
+    answer = await post(headers, b"{}", limits=limits)
+    assert (await post(headers, b"", limits=limits, method="GET")).status_code == 200
+    if may:
+        assert (answer.status_code, answer.text) == (200, "served")
+        return
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (403, "origin_not_allowed", "origin")
+    assert "limits.allowed_origins" in error["message"]
+    assert repr(origin) in error["message"]
 
 
 async def test_a_body_that_does_not_arrive_is_given_up():
@@ -136,7 +176,9 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_has_failed_nobody(
     gate = Gatekeeper(route, Keys(), LIMITS)
     gate._instruments = Counts()
     with caplog.at_level("INFO", "ray.serve"):
-        await gate({"type": "http", "path": "/v1/completions", "headers": []}, receive, send)
+        await gate(
+            {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}, receive, send
+        )
     assert not sent
     assert not caplog.records
 
