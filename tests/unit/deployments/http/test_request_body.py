@@ -128,7 +128,7 @@ def test_refusals_name_their_limit(content, message):
         ({"prompt": 5}, "prompt"),
         ({"prompt": "a", "temperature": "x"}, "temperature"),
         ({"prompt": "a", "logit_bias": {"5": "x"}}, "logit_bias.5"),
-        ({"prompt": "a", "stop": ["b", 1]}, "stop"),
+        ({"prompt": "a", "stop": ["b", 1]}, "stop[1]"),
         ({"messages": [{"content": "a"}]}, "messages[0].role"),
         ({"messages": [SAY, {"role": "user", "content": 5}]}, "messages[1].content"),
         ({"messages": [SAY, {"role": "user", "content": [{"type": "text"}]}]}, "messages[1].content[0].text"),
@@ -142,6 +142,56 @@ def test_a_refusal_names_the_field_as_the_client_spelt_it(fields, param):
         read(json.dumps({"model": "m", **fields}).encode(), model, LIMITS, ANONYMOUS)
     assert refused.value.param == param
     assert refused.value.message.startswith(f"{param}: ")
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+def calls(*found):
+    return [SAY, {"role": "assistant", "tool_calls": found}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": "a", "stop": list("abcde")}, "stop: List should have at most 4 items"),
+        ({"prompt": "a", "stop": 5}, "stop: Input should be a valid string"),
+        ({"prompt": ["a", 3]}, "prompt[1]: Input should be a valid string"),
+        ({"prompt": [1, 2.5]}, "prompt[1]: Input should be a valid integer, got a number with a fractional"),
+        ({"prompt": [[1], ["a"]]}, "prompt[1][0]: Input should be a valid integer"),
+        ({"messages": [SAY], "stop": list("abcde")}, "stop: List should have at most 4 items"),
+        ({"messages": [{"role": "user", "content": "a", "name": 7}]}, "messages[0].name: Input should be a"),
+        ({"messages": [{"role": "user", "name": 7}]}, "messages[0].name: Input should be a"),
+        ({"messages": [{"content": "a"}]}, "messages[0].role: Field required"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]},
+            "messages[0].content[0].text: Input should be a valid string",
+        ),
+        (
+            {"messages": calls({**CALL, "function": {"name": "f"}})},
+            "messages[1].tool_calls[0].function.arguments: Field required",
+        ),
+        (
+            {"messages": calls(CALL, {**CALL, "function": {"name": "f", "arguments": {}}})},
+            "messages[1].tool_calls[1].function.arguments: Input should be a valid string",
+        ),
+        ({"messages": calls({**CALL, "id": 1})}, "messages[1].tool_calls[0].id: Input should be a valid s"),
+        (
+            {"messages": [SAY], "response_format": {"type": "x"}},
+            "response_format.type: Input should be 'text', 'json_object', 'json_schema' or 'structural_",
+        ),
+        (
+            {"messages": [SAY], "response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            "response_format.json_schema.name: Field required",
+        ),
+    ],
+)
+def test_a_refusal_is_about_the_type_that_the_client_has_most_likely_meant(fields, message):
+    """Of each type that a field may have, pydantic says what is wrong with the value as one of that type."""
+    model = ChatCompletionRequest if "messages" in fields else CompletionRequest
+    with pytest.raises(HTTPError) as refused:
+        read(json.dumps({"model": "m", **fields}).encode(), model, LIMITS, ANONYMOUS)
+    assert refused.value.message[: len(message)] == message
 
 
 @pytest.mark.parametrize("half", [rb"\ud800", rb"\uDFff", rb"x\udc00\ud800"])

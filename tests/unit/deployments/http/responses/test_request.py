@@ -144,6 +144,20 @@ def test_an_answer_that_was_begun_is_continued():
             "tools",
         ),
         ({"stop": ["x" * 100_000]}, "stop"),
+        ({"stop": list("abcde")}, "stop"),
+        ({"input": [{"content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "tool", "tool_call_id": "c", "content": "x"}]}, "input[0].role"),
+        ({"input": ["x"]}, "input[0]"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_txt", "text": "x"}]}]},
+            "input[0].content[0].type",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_text", "text": 3}]}]},
+            "input[0].content[0].text",
+        ),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
+        ({"input": [{"type": "mesage", "role": "user", "content": "x"}]}, "input[0].type"),
     ],
 )
 def test_what_is_refused_names_the_field_that_was_sent(fields, field):
