@@ -29,6 +29,8 @@ from slo.errors import FieldError
 from telemetry import logs
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pydantic import BaseModel
     from pydantic_core import ErrorDetails
 
@@ -39,6 +41,9 @@ _LONG_NUMBERS: Final = (b"0" * 19, b"0e000", b"0e+000")
 _INTEGERS: Final = range(-(2**63), 2**63)
 _SHOWN_DIGITS: Final = 24
 _SHOWN_LITERALS: Final = 8
+_ITEMS_AT_ONCE: Final = 32
+"""Of a response's input: a wrong one is tried as sixty types, and the end tells what was wrong as each."""
+_MOST_PROBLEMS: Final = 10_000
 _MISSING: Final = "missing"
 _LITERAL: Final = "literal_error"
 _BETWEEN_LITERALS: Final = re.compile(", | or ")
@@ -109,12 +114,20 @@ def as_model(values: dict[str, Any], model: type[BaseModel], limits: LimitsConfi
     refuse_unknown_fields(values, fields_of(model.model_fields))
     refuse_large_hints(values)
     request_fields.refuse_large_grammars(values, limits)
+    _refuse_what_is_no_object(values)
     refuse_media(values.get("messages"), limits.media_domains)
     values = {**values, **request_fields.allowed_default(values, model, limits)}
+    items, read = values.get("input"), 0
     try:
-        body = model.model_validate(values)
+        if isinstance(items, list) and len(items) > _ITEMS_AT_ONCE:
+            body: Any = model.model_validate({**values, "input": items[:_ITEMS_AT_ONCE]})
+            for read in range(_ITEMS_AT_ONCE, len(items), _ITEMS_AT_ONCE):
+                piece: Any = model.model_validate({"input": items[read : read + _ITEMS_AT_ONCE]})
+                body.input += piece.input
+        else:
+            body = model.model_validate(values)
     except (ValidationError, VLLMClientError) as error:
-        raise _refused(error, values, _read_later(error, values, model)) from None
+        raise _refused(error, values, _read_later(error, values, model), read) from None
     except Exception as error:  # noqa: BLE001 - whatever a body causes is the body's fault
         logs.event("body_not_understood", level=logging.WARNING, error=repr(error)[:500])
         raise http_errors.bad_body("the body does not have the shape that the API describes") from None
@@ -195,22 +208,64 @@ def _refuse_lone_surrogates(value: Any, path: str) -> None:
             _refuse_lone_surrogates(item, f"{path}[{number}]")
 
 
+def _refuse_what_is_no_object(values: Mapping[str, Any]) -> None:
+    """Refuse it where objects belong: pydantic would try each as all of their types, and tell of each try."""
+    lists: list[tuple[str, Any]] = [(name, values.get(name)) for name in ("messages", "input", "tools")]
+    items = values.get("input")
+    if isinstance(items, list):
+        lists += [
+            (f"input[{number}].{name}", item.get(name))
+            for number, item in enumerate(items)
+            if isinstance(item, dict)
+            for name in ("content", "output", "summary")
+        ]
+    for field, found in lists:
+        for number, one in enumerate(found if isinstance(found, list) else ()):
+            if not isinstance(one, dict):
+                raise FieldError(
+                    f"{field}[{number}]", "is not an object", "send one, as the API describes it"
+                )
+
+
 def _refused(
-    error: ValidationError | VLLMClientError, values: Any, inside: tuple[Any, ...] = ()
+    error: ValidationError | VLLMClientError, values: Any, inside: tuple[Any, ...] = (), read: int = 0
 ) -> Exception:
-    """The refusal of the body `values`; an error in a part that is read later has its place `inside` that."""
+    """The refusal of the body `values`.
+
+    Args:
+        error: What was found.
+        values: The body.
+        inside: The part of it that its places are in, if that is read later.
+        read: How many items of the input were read before.
+    """
     if isinstance(error, VLLMClientError):
         return http_errors.bad_body(error.args[0], getattr(error, "parameter", None))
+    if (count := error.error_count()) > _MOST_PROBLEMS:  # each takes its time to be told
+        return http_errors.bad_body(
+            f"the body does not have the shape that the API describes {count} times over"
+        )
     here = values
     for part in inside:
         here = here[part]
     problems = error.errors(include_url=False)
+    for problem in problems if read else ():
+        problem["loc"] = _behind(read, problem["loc"])
     problem = _reason(problems, here).problem
     field, message = _field(values, inside, problem), problem["msg"]
     if problem["type"] == _LITERAL:
         literals = (each for each in problems if each["type"] == _LITERAL)
         message = _other_literal([each for each in literals if _field(values, inside, each) == field])
     return http_errors.bad_body(f"{field or 'body'}: {message}", field or None)
+
+
+def _behind(read: int, place: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """A place whose number in a list is counted from where that was read on."""
+    at = next((at for at, part in enumerate(place) if isinstance(part, int)), len(place))
+    return (
+        *place[:at],
+        *(read + part for part in place[at : at + 1] if isinstance(part, int)),
+        *place[at + 1 :],
+    )
 
 
 def _other_literal(problems: list[ErrorDetails]) -> str:
@@ -277,7 +332,7 @@ def _says_kind(problem: ErrorDetails, here: Any) -> bool:
 def _is_in(part: str | int, here: Any) -> bool:
     if isinstance(here, dict):
         return part in here
-    return isinstance(here, list) and part in range(len(here))
+    return isinstance(here, list) and isinstance(part, int) and 0 <= part < len(here)
 
 
 def _path(values: Any, place: tuple[Any, ...], *, is_missing: bool) -> str:
@@ -304,7 +359,7 @@ def _unread(body: Any) -> tuple[Any, ...]:
 
 def _read_later(error: Exception, values: Any, model: type[BaseModel]) -> tuple[Any, ...]:
     """The place of the tool calls that an error is in, if it is in some: vLLM reads them last, and apart."""
-    if not isinstance(error, ValidationError):
+    if not isinstance(error, ValidationError) or error.error_count() > _MOST_PROBLEMS:
         return ()
     place = error.errors(include_url=False)[0]["loc"]
     if not place or not isinstance(place[0], int):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
 from deployments.config.limits import LimitsConfig
 from deployments.http.body_shape import json_shape
@@ -95,6 +96,44 @@ def test_the_worst_bodies_are_refused_before_anybody_notices(name, model):
             parse(WORST[name], model, LIMITS)
         took_s.append(time.thread_time() - started_s)
     assert min(took_s) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"messages": [5] * 250_000}, "messages[0]"),
+        ({"messages": [SAY], "tools": [5] * 250_000}, "tools[0]"),
+        ({"messages": [{"role": "user", "content": 5}] * 2_000}, None),
+        ({"input": [5] * 250_000}, "input[0]"),
+        ({"input": [{"role": "user", "content": [5] * 250_000}]}, "input[0].content[0]"),
+        ({"input": [SAY] * 1000 + [{"type": "x"}] * 8_900}, "input[1000].type"),
+        (
+            {"input": [SAY] * 33 + [{"type": "function_call", "call_id": "c", "name": "f"}]},
+            "input[33].arguments",
+        ),
+    ],
+)
+def test_what_is_wrong_many_times_over_is_refused_before_anybody_notices(fields, field):
+    """Each wrong object was tried as every type that it may have: 20,000 took 13 s, and 6 GB."""
+    model = ChatCompletionRequest if "messages" in fields else ResponsesRequest
+    raw = json.dumps({"model": "m", **fields}).encode()
+    took_s = []
+    for _ in range(3):
+        started_s = time.thread_time()
+        with pytest.raises((HTTPError, FieldError)) as refused:
+            parse(raw, model, LIMITS)
+        took_s.append(time.thread_time() - started_s)
+    assert getattr(refused.value, "field", getattr(refused.value, "param", None)) == field
+    assert min(took_s) < 0.3
+
+
+def test_a_long_input_is_read_whole():
+    items = [{**SAY, "content": str(number)} for number in range(100)]
+    read_ = parse(
+        json.dumps({"model": "m", "instructions": "a", "input": items}).encode(), ResponsesRequest, LIMITS
+    )
+    assert read_.instructions == "a"
+    assert [item["content"] for item in read_.input] == [item["content"] for item in items]
 
 
 def test_the_longest_prompts_are_read():
