@@ -44,6 +44,7 @@ _SAME: Final = (
     "parallel_tool_calls",
     "presence_penalty",
     "repetition_penalty",
+    "request_id",
     "seed",
     "service_tier",
     "session_id",

@@ -135,16 +135,30 @@ def test_the_clients_request_id_comes_back_once_and_in_the_answer(deployment):
     assert raw.parse().id == "cmpl-my-id.1"
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_the_bodys_request_id_names_the_answer_as_in_vllm(deployment, path):
-    said = (
-        {"prompt": "hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "hi"}]}
-    )
-    body = {"model": "tiny", "max_tokens": 1, "request_id": "job-7", **said}
-    answer = httpx.post(
-        f"{deployment.url}{path}", json=body, headers={"authorization": "Bearer key-of-acme"}, timeout=30
-    )
-    assert answer.json()["id"].endswith("cmpl-job-7")
+@pytest.mark.parametrize(
+    ("path", "said", "named"),
+    [
+        ("/v1/completions", {"prompt": "hi", "max_tokens": 1}, "cmpl-job-7"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1},
+            "chatcmpl-job-7",
+        ),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 1}, "job-7"),
+    ],
+)
+def test_the_bodys_request_id_names_the_answer_as_in_vllm(deployment, path, said, named):
+    answers = [
+        httpx.post(
+            f"{deployment.url}{path}",
+            json={"model": "tiny", "request_id": request_id, **said},
+            headers={"authorization": "Bearer key-of-acme"},
+            timeout=30,
+        )
+        for request_id in ("job-7", "job 7")
+    ]
+    assert answers[0].json()["id"] == named
+    assert (answers[1].status_code, answers[1].json()["error"]["param"]) == (400, "request_id")
 
 
 def test_a_web_page_may_ask_and_read_what_is_told(deployment):
