@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer", bound=Message)
 _OBJECTIVES: Final = ("tier", "ttft_ms", "tpot_ms", "e2e_ms")
-_NOT_OURS: Final = frozenset({"content-type", "content-length"})
+_NOT_OURS: Final = frozenset({"content-encoding", "content-length", "content-type"})
 """Metadata that describes the gRPC message, not the body that is made of it."""
 _CONSTANT: Final = frozenset({"object"})
 """Fields of an answer that say the same in each."""

@@ -105,6 +105,14 @@ def too_large(limit_bytes: int) -> HTTPError:
     return _refusal(413, message, code="body_too_large")
 
 
+def encoded(encoding: str) -> HTTPError:
+    """415 for a body that is compressed."""
+    message = f"content-encoding: {encoding[:100]!r} is not read here; send the body uncompressed"
+    refusal = _refusal(415, message, param="content-encoding", code="content_encoding")
+    refusal.headers["accept-encoding"] = "identity"
+    return refusal
+
+
 def too_slow(limit_s: float) -> HTTPError:
     """408 for a body that does not arrive."""
     message = f"the body took longer than {limit_s:g} s to arrive, limits.body_timeout_s"

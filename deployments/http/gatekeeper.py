@@ -30,7 +30,7 @@ from telemetry.catalogue import REJECTIONS, REQUESTS
 from telemetry.instruments import Instruments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from starlette.requests import Request
     from starlette.responses import Response
@@ -45,6 +45,7 @@ _SERVER_ID_HEADER: Final = SERVER_ID_HEADER.encode()
 _REQUEST_ID: Final = re.compile(r"[\w.:\-]{1,128}", re.ASCII)
 _PROXY_HEADERS: Final = frozenset({"x-request-timeout-seconds", "x-request-disconnect-disabled"})
 """Ray Serve's proxy obeys them: a client could have its work go on after it has left."""
+_PLAIN: Final = "identity"
 _VALID_REQUEST_ID: Final = "use up to 128 letters, digits or one of _ . : -"
 
 
@@ -154,9 +155,16 @@ class Gatekeeper:
                     raise http_errors.unauthorized(error) from None
                 raise http_errors.keys_not_read() from None
             state["tenant"] = None
-        length = dict(headers).get("content-length", "0")
-        if length.isascii() and length.isdigit() and int(length) > limits.max_body_bytes:
-            raise http_errors.too_large(limits.max_body_bytes)
+        self._check_body(dict(headers))
+
+    def _check_body(self, headers: Mapping[str, str]) -> None:
+        """Refuse a body that cannot be read, by what the headers say of it."""
+        encoding = headers.get("content-encoding", _PLAIN)
+        if encoding.strip().lower() not in ("", _PLAIN):
+            raise http_errors.encoded(encoding)
+        length = headers.get("content-length", "0")
+        if length.isascii() and length.isdigit() and int(length) > self._limits.max_body_bytes:
+            raise http_errors.too_large(self._limits.max_body_bytes)
 
 
 class _Body:

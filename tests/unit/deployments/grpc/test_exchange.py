@@ -156,6 +156,7 @@ def test_events_may_end_anywhere():
         (403, "PERMISSION_DENIED"),
         (404, "NOT_FOUND"),
         (413, "RESOURCE_EXHAUSTED"),
+        (415, "INVALID_ARGUMENT"),
         (431, "RESOURCE_EXHAUSTED"),
         (429, "RESOURCE_EXHAUSTED"),
         (500, "INTERNAL"),

@@ -165,7 +165,12 @@ def test_a_number_that_json_does_not_have_is_refused_as_in_any_body():
 
 def test_metadata_and_a_typed_objective_are_headers():
     request = pb.ChatRequest(objective=pb.Objective(tier="premium", ttft_ms=250, tpot_ms=0.5))
-    metadata = [("authorization", "Bearer k"), ("trace-bin", b"\0"), ("content-length", "7")]
+    metadata = [
+        ("authorization", "Bearer k"),
+        ("trace-bin", b"\0"),
+        ("content-length", "7"),
+        ("content-encoding", "gzip"),
+    ]
     assert request_headers(metadata, request) == [
         (b"authorization", b"Bearer k"),
         (b"x-slo-tier", b"premium"),

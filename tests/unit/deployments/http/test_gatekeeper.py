@@ -53,6 +53,11 @@ async def test_an_ordinary_request_passes():
     assert (answer.status_code, answer.text) == (200, "served")
 
 
+@pytest.mark.parametrize("encoding", ["identity", "Identity ", ""])
+async def test_a_body_that_is_said_to_be_plain_passes(encoding):
+    assert (await post([("content-encoding", encoding)], b"{}")).text == "served"
+
+
 async def test_an_underscore_makes_it_another_header_than_the_requests_id():
     """Whoever adds an id to a request without one, as the door does, looks for the other spelling."""
     answer = await post([("X_Request_Id", "mine"), ("x-request-id", "given")])
@@ -67,6 +72,13 @@ async def test_an_underscore_makes_it_another_header_than_the_requests_id():
         ([(f"x-{number}", "1") for number in range(20)], b"", 431, "limits.max_headers allows 16"),
         ([("x-long", "1" * 3000)], b"", 431, "limits.max_header_bytes allows 2048"),
         ([], b"x" * 1025, 413, "the body is larger than 1024 bytes, limits.max_body_bytes"),
+        (
+            [("content-encoding", "gzip")],
+            b"\x1f\x8b",
+            415,
+            "'gzip' is not read here; send the body uncompressed",
+        ),
+        ([("Content_Encoding", "identity, br")], b"{}", 415, "content-encoding: 'identity, br' is not read"),
     ],
 )
 async def test_refusals(headers, content, status, message):
