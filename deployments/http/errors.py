@@ -287,9 +287,9 @@ def internal_error(request_id: str) -> HTTPError:
     return HTTPError(500, message, kind="server_error", code="internal_error")
 
 
-def no_route(status: int, detail: str) -> HTTPError:
-    """404 or 405 for a path or method that the API does not have."""
-    return HTTPError(status, detail, kind="invalid_request_error", code="no_such_route")
+def no_route(status: int, detail: str, headers: Mapping[str, str] | None = None) -> HTTPError:
+    """404 or 405 for a path or method that the API does not have; `headers` say which methods it has."""
+    return HTTPError(status, detail, kind="invalid_request_error", code="no_such_route", headers=headers)
 
 
 def _refusal(status: int, message: str, *, code: str, param: str | None = None) -> HTTPError:

@@ -205,7 +205,7 @@ def as_http_error(error: Exception, request_id: str) -> HTTPError:
         case FieldError():
             return http_errors.bad_field(error)
         case HTTPException():
-            return http_errors.no_route(error.status_code, str(error.detail))
+            return http_errors.no_route(error.status_code, str(error.detail), error.headers)
     logs.event("route_failed", level=logging.ERROR, request_id=request_id, error=repr(error)[:2000])
     return http_errors.internal_error(request_id)
 

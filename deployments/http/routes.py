@@ -54,16 +54,17 @@ def make_ingress(ingress: type[SlackServeIngress], keys: KeyWatch, limits: Limit
     app.add_middleware(Gatekeeper, keys=keys, limits=limits)
     # Before the gate: a browser asks without a key whether it may ask.
     app.add_middleware(readable_by_pages, limits=limits)
+    reads = ["GET", "HEAD"]
     routes: dict[str, Any] = {
-        "models": lambda api: api.get("/v1/models"),
-        "model_data": lambda api: api.get("/v1/models/{model:path}"),
+        "models": lambda api: api.api_route("/v1/models", methods=reads),
+        "model_data": lambda api: api.api_route("/v1/models/{model:path}", methods=reads),
         "completions": lambda api: api.post("/v1/completions"),
         "chat": lambda api: api.post("/v1/chat/completions"),
         "responses": lambda api: api.post("/v1/responses"),
         "tokenize": lambda api: api.post("/tokenize"),
         "detokenize": lambda api: api.post("/detokenize"),
-        "health": lambda api: api.get("/health"),
-        "ready": lambda api: api.get("/ready"),
+        "health": lambda api: api.api_route("/health", methods=reads),
+        "ready": lambda api: api.api_route("/ready", methods=reads),
     }
     return make_fastapi_ingress(ingress, endpoint_map=routes, app=app)  # type: ignore[no-any-return]
 

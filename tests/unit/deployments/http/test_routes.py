@@ -58,3 +58,24 @@ async def test_the_paths_themselves_are_routes(client):
     assert (await client.get("/health")).json() == {"status": "ok"}
     assert (await client.get("/v1/models")).json()["data"] == []
     assert (await client.get("/v1/models/other")).json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models"])
+async def test_who_only_looks_for_the_status_is_answered(client, path):
+    answer = await client.head(path)
+    assert answer.status_code == (await client.get(path)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/completions", {"POST"}),
+        ("PUT", "/v1/chat/completions", {"POST"}),
+        ("POST", "/ready", {"GET", "HEAD"}),
+        ("DELETE", "/v1/models/other", {"GET", "HEAD"}),
+    ],
+)
+async def test_a_method_that_a_path_has_not_is_told_those_that_it_has(client, method, path, allowed):
+    answer = await client.request(method, path)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (405, "no_such_route")
+    assert set(answer.headers["allow"].split(", ")) == allowed
