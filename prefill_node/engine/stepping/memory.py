@@ -55,8 +55,8 @@ NOTHING_ELSE: Final = Memory()
 _LOOKED_UP_BLOCKS: Final = 8192
 """Of those that do not fit, one after the other is asked what it shares until so many blocks are looked up.
 
-That takes a microsecond for each. Behind them only who fits without may start: most of the memory waits for
-decode then, and one more would only wait with it."""
+That takes a microsecond for each. Behind them only who fits without may start: who starts takes free blocks
+from those before it."""
 
 
 class Room:
