@@ -72,7 +72,7 @@ class Boost(NamedTuple):
     counts: float = 1.0
 
 
-class Served(NamedTuple):
+class PassServed(NamedTuple):
     """The part of a request in a forward pass: its class, its seconds, and when the pass ended."""
 
     tier: Tier
@@ -192,7 +192,7 @@ class Fairness(FairnessRule):
             self.account.served(tier, seconds * count / total, now_s, boosted=boosted)
         self.standing = self.account.state()
 
-    def work_lost(self, passes: Iterable[Served]) -> None:
+    def work_lost(self, passes: Iterable[PassServed]) -> None:
         """What these passes have computed of a request is dropped: its class has not had them after all."""
         for served in passes:
             self.account.lost(*served)

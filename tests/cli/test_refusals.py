@@ -13,7 +13,7 @@ from benchmarks.harness.tiny_models import build_tiny_llama
 pytestmark = pytest.mark.slow
 
 
-def test_more_gpus_than_there_are(tmp_path):
+def test_gpus_with_the_packages_for_cpus(tmp_path):
     path = tmp_path / "config.yaml"
     model = build_tiny_llama(tmp_path / "tiny")
     path.write_text(yaml.safe_dump({"model": str(model), "port": free_port(), "accelerator": "cuda"}))
@@ -26,5 +26,5 @@ def test_more_gpus_than_there_are(tmp_path):
         timeout=120,
     )
     assert run.returncode == 2, run.stderr
-    assert "ConfigError: accelerator: the replicas need 2 GPUs" in run.stderr
-    assert "Ray finds 0 on this machine" in run.stderr
+    assert "ConfigError: accelerator: cuda, but the packages installed here are for CPUs" in run.stderr
+    assert "install the extra `cuda`" in run.stderr

@@ -15,11 +15,11 @@ from waiting import assert_soon
 
 from prefill_node.board.events import Dropped, Passed, Resumed, Served, Started, Stopped
 from slo.predict.pass_shape import PassPart
-from slo.predict.prefill_time import attention_pairs
+from slo.predict.prefill_time import PrefillPredictor, attention_pairs
 from slo.preemption.types import Limits
 from slo.queue.arrival_forecast import Forecast
 from slo.queue.chunks import StopBound
-from slo.request import CACHED_XARG
+from slo.request import CACHED_XARG, PREDICTOR_XARG
 
 LONG = random_prompt(700, seed=1)
 MIDDLE = random_prompt(500, seed=2)
@@ -472,9 +472,12 @@ def test_a_prompt_between_two_chunks_that_loses_its_memory_is_reported(small):
     urgent = random_prompt(900, seed=4)
     expected = alone(small, long=LONG, urgent=urgent)
     small.prefill("before", LONG[:200])
-    small.add("long", LONG, deadline_s=60, stop_bound=chunks_of(512))
+    small.add("long", LONG, deadline_s=600, stop_bound=chunks_of(512))
     assert small.step() == []
-    small.add("urgent", urgent, deadline_s=10, weight=2.0, stop_bound=StopBound(math.inf, ()))
+    slow = PrefillPredictor(0.1, 0.0)  # 90 s for the urgent one, which has no 19 s for the end of the other
+    arguments = {PREDICTOR_XARG: slow.encode()}
+    unbound = StopBound(math.inf, ())
+    small.add("urgent", urgent, deadline_s=95, weight=2.0, stop_bound=unbound, extra_args=arguments)
     assert small.step() == ["urgent"]
     small.finish()
     assert_same_output(small, expected)
@@ -484,6 +487,16 @@ def test_a_prompt_between_two_chunks_that_loses_its_memory_is_reported(small):
     assert (started.job, started.cached_tokens) == ("long", 128)
     assert (dropped.jobs, dropped.reason, dropped.done) == (("long",), "memory", 1.0)
     assert (dropped.tokens, dropped.pairs) == (512, attention_pairs(512, 128))
+
+
+def test_a_request_with_time_to_spare_waits_for_the_memory_of_a_prompt_between_two_chunks(small):
+    small.add("long", LONG, deadline_s=60, stop_bound=chunks_of(512))
+    assert small.step() == []
+    patient = random_prompt(900, seed=4)
+    small.add("patient", patient, deadline_s=10, weight=2.0, stop_bound=StopBound(math.inf, ()))
+    assert small.step() == ["long"]
+    assert small.step() == ["patient"]
+    assert not any(isinstance(notice, Dropped) for notice in small.notices())
 
 
 def test_a_prompt_that_loses_its_memory_within_a_later_chunk_has_lost_the_earlier_ones_too(small):

@@ -59,7 +59,7 @@ That takes a microsecond for each. Behind them only who fits without may start: 
 from those before it."""
 
 
-class Room:
+class FreeBlocks:
     """The free blocks at one choice."""
 
     def __init__(self, free_blocks: int, memory: Memory) -> None:

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from prefill_node.board.messages import Queued
-from prefill_node.engine.stepping.memory import NOTHING_ELSE, Holders, Memory, Room
+from prefill_node.engine.stepping.memory import NOTHING_ELSE, FreeBlocks, Holders, Memory
 from prefill_node.engine.stepping.suspension import Suspended, SuspendedStep
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits
@@ -127,7 +127,7 @@ def choose(
     if ordered is None:
         ordered = in_order(queue, suspended, now_s, rules)
     ready = [item for item in suspended if not item.blocked]
-    room = Room(free_blocks, memory)
+    room = FreeBlocks(free_blocks, memory)
     holders = Holders(queue, suspended, memory, lambda prefill: _worth(prefill, now_s, rules))
     choice = _first_that_fits(queue, ready, room, holders, now_s, rules, ordered)
     if choice is not None:
@@ -140,7 +140,7 @@ def choose(
 def _first_that_fits(
     queue: Sequence[Queued],
     ready: Sequence[Suspended],
-    room: Room,
+    room: FreeBlocks,
     holders: Holders,
     now_s: float,
     rules: ChoiceRules,
@@ -186,7 +186,7 @@ def _worth(prefill: Prefill, now_s: float, rules: ChoiceRules) -> float:
 
 
 def _start(
-    ahead: Sequence[Queued], room: Room, boost: Boost | None, now_s: float, rules: ChoiceRules
+    ahead: Sequence[Queued], room: FreeBlocks, boost: Boost | None, now_s: float, rules: ChoiceRules
 ) -> Start:
     """The first of these, and those that share its step."""
     requests = _joined(ahead, room, now_s, rules)
@@ -203,7 +203,7 @@ def _until_suspended(ordered: Sequence[Prefill], queued: dict[JobId, Queued]) ->
     return ahead
 
 
-def _joined(ahead: Sequence[Queued], room: Room, now_s: float, rules: ChoiceRules) -> tuple[str, ...]:
+def _joined(ahead: Sequence[Queued], room: FreeBlocks, now_s: float, rules: ChoiceRules) -> tuple[str, ...]:
     fitting: list[Queued] = []
     free_blocks, tokens = room.free_blocks, 0
     for item in ahead:

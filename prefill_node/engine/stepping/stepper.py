@@ -35,7 +35,7 @@ from prefill_node.engine.stepping.suspension import Suspended, SuspendedStep, Su
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits
 from slo.queue.chunks import StopBound
-from slo.queue.fairness import Boost, Served
+from slo.queue.fairness import Boost, PassServed
 from slo.queue.prefill import Prefill
 from slo.request import JobId
 from slo.tiers import Tier
@@ -110,7 +110,7 @@ class Stepper:
         self._done_lately = (0, 0)
         self._issued: deque[_Issued] = deque()
         self._due: dict[str, tuple[Tier, float]] = {}
-        self._passes: dict[str, list[Served]] = {}
+        self._passes: dict[str, list[PassServed]] = {}
         """Of each request that has started, what it has been served."""
         self._queue: dict[JobId, Queued] = {}
         self._none_can_start = False
@@ -231,7 +231,7 @@ class Stepper:
             self.rules.fairness.step_ended(issued.tokens, seconds, now_s, issued.boost)
             for request, (tier, tokens) in issued.members.items():
                 if (passes := self._passes.get(request)) is not None:  # it is still here
-                    passes.append(Served(tier, seconds * tokens / issued.view.tokens, now_s))
+                    passes.append(PassServed(tier, seconds * tokens / issued.view.tokens, now_s))
 
     def step_preempted(self, step: SuspendedStep, now_s: float) -> None:
         """The last step, which has ended, stopped on the way; it is kept for members that are still there."""
