@@ -1,5 +1,6 @@
 """Each thing that a client can get wrong: status, field and message."""
 
+import gzip
 import json
 
 import httpx
@@ -217,6 +218,14 @@ def test_a_body_that_is_too_large(deployment):
         yield from (b"x" * 100_000 for _ in range(5))
 
     assert error(post(deployment, content=chunks()), 413)["code"] == "body_too_large"
+
+
+def test_a_compressed_body(deployment):
+    answer = post(
+        deployment, None, [("content-encoding", "gzip")], content=gzip.compress(b'{"prompt": "hi"}')
+    )
+    found = error(answer, 415)
+    assert (found["param"], found["code"]) == ("content-encoding", "content_encoding")
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/models"])
