@@ -1,0 +1,479 @@
+"""Who fits into memory, who waits for it, who gives it up, and that nothing ever hangs."""
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import chain
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from step_choices import LINE, chosen, queued, rules, starts, suspended
+
+from prefill_node.board.messages import Queued
+from prefill_node.engine.stepping.memory import Memory
+from prefill_node.engine.stepping.step_choice import Resume, Start, Wait, choose, in_order
+from prefill_node.engine.stepping.suspension import Suspended, SuspendedStep
+from slo.queue.fairness import Boost, Fairness
+from slo.queue.order import QueueOrder
+from slo.queue.prefill import Prefill
+from slo.queue.slack import NO_DEADLINE
+from slo.request import JobId
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, SYSTEM, Tier
+
+
+def fairness(*leads):
+    """The account of a replica that has served premium; classes that have led may not lead again."""
+    made = Fairness(DEFAULT_TIERS)
+    made.step_ended({PREMIUM: 1}, 100.0, 0.0)
+    for tier in leads:
+        made.step_ended({tier: 1}, 1.0, 0.0, Boost(tier, math.inf, counts=1e6))
+    return made
+
+
+def chunked(name, arrived_s):
+    """A background prompt between two chunks."""
+    prefill = Prefill(JobId(name), 1.0, NO_DEADLINE, 0.1, arrived_s, tier=BACKGROUND)
+    return Queued(prefill, 100, 0.0, 5, 9, name)
+
+
+def test_what_others_hold_of_its_prefix_takes_no_memory_while_they_hold_it():
+    def shared(item):
+        return 8
+
+    def shares(name, deadline_s):
+        return queued(name, deadline_s=deadline_s, missing=10)
+
+    both = [shares("a", 5), shares("b", 6)]
+    assert chosen(both, free=4, join_tokens=1000, memory=Memory(shared_blocks=shared)) == starts("a", "b")
+    assert chosen(both, free=3, join_tokens=1000, memory=Memory(shared_blocks=shared)) == starts("a")
+    in_a_hurry = shares("urgent", 0.15)
+    holder = suspended(1, deadline_s=90, held=9)
+    assert chosen([in_a_hurry], [holder], free=2, memory=Memory(shared_blocks=shared)) == starts("urgent")
+    assert chosen([in_a_hurry], [holder], free=1, memory=Memory(shared_blocks=shared)) == (["urgent"], [1])
+    assert chosen([in_a_hurry], [holder], free=0, memory=Memory(shared_blocks=shared)) == 1, (
+        "without the holder its prefix takes memory, too"
+    )
+
+
+def test_only_of_those_that_are_looked_at_it_is_asked_what_they_share():
+    asked = []
+
+    def shared(item):
+        asked.append(item.request)
+        return 0 if item.request == "alone" else 9
+
+    behind = [queued(f"job-{n}", deadline_s=20 + n, missing=10) for n in range(500)]
+    small = queued("small", deadline_s=5)
+    assert chosen([*behind, small], free=1, join_tokens=100, memory=Memory(shared_blocks=shared)) == starts(
+        "small"
+    )
+    assert not asked
+    waiting = [*behind, queued("alone", deadline_s=4, missing=9), queued("first", deadline_s=5, missing=10)]
+    assert chosen(waiting, free=1, join_tokens=100, memory=Memory(shared_blocks=shared)) == starts("first")
+    assert set(asked) == {"alone", "first"}
+    asked.clear()
+    assert chosen(waiting, free=3, join_tokens=250, memory=Memory(shared_blocks=shared)) == starts(
+        "first", "job-0"
+    )
+    assert set(asked) == {"alone", "first", "job-0"}
+
+
+class Walked(list):
+    """A queue that counts how often all of it is looked at."""
+
+    walks = 0
+
+    def __iter__(self):
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_among_thousands_that_do_not_fit_nothing_is_worked_out_for_each_of_them():
+    """The engine computes nothing meanwhile."""
+    shared, freed = Counter(), Counter()
+
+    def shares(item):
+        shared[item.request] += 1
+        return 1
+
+    def frees(holders):
+        freed[len(holders)] += 1
+        return [1 for _ in holders]
+
+    waiting = [queued(f"job-{n}", deadline_s=9 + n / 1000, missing=100) for n in range(4096)]
+    dear = [queued(f"dear-{n}", deadline_s=2 + n, weight=2.0, missing=100, held=90) for n in range(5)]
+    holders = [queued(f"holder-{n}", missing=100, held=90) for n in range(5)]
+    queue, memory = Walked([*waiting, *dear, *holders]), Memory(0, shares, frees)
+    ordered = in_order(queue, [], 0.0, rules())
+    queue.walks = 0
+    assert choose(queue, [], 50, 0.0, rules(), ordered, memory) == Wait()
+    assert queue.walks <= 3
+    assert max(shared.values()) == 1
+    assert sum(shared.values()) < 100
+    assert sum(freed.values()) <= 1 + len(dear) + len(holders), "once for all that hold nothing"
+
+
+def test_who_was_not_asked_what_it_shares_is_before_anybody_gives_up_memory_for_it():
+    many = [queued(f"job-{n}", deadline_s=9 + n / 1000, missing=100) for n in range(400)]
+    last = queued("last", deadline_s=9.9, missing=100, weight=2.0)
+    holder = queued("holder", missing=100, held=90, weight=1.5)
+
+    def shared(item):
+        return 60 if item.request == "last" else 1
+
+    memory = Memory(shared_blocks=shared)
+    assert chosen([*many, last, holder], free=40, memory=memory) == starts("last")
+    assert chosen([*many, last, holder], free=39, memory=memory) == (["last"], ["holder"])
+
+
+def test_one_that_does_not_fit_lets_the_next_one_go():
+    queue = [queued("large", deadline_s=5, missing=10), queued("small", deadline_s=6, missing=2)]
+    assert chosen(queue, free=3) == starts("small")
+    assert chosen(queue, free=1) is None
+
+
+def test_one_with_time_to_spare_waits_for_a_suspended_step_to_end():
+    patient = queued("patient", deadline_s=60, missing=10)
+    assert chosen([patient], [suspended(1, deadline_s=90)], free=3) == 1
+    in_a_hurry = queued("in-a-hurry", deadline_s=0.15, missing=10)
+    stopped = [suspended(1, deadline_s=90, held=10)]
+    assert chosen([in_a_hurry], stopped, free=3) == (["in-a-hurry"], [1])
+
+
+def test_one_with_time_to_spare_waits_for_a_prompt_between_two_chunks_to_end():
+    """It would be thrown away for each that comes, and never be done."""
+    long = queued("long", missing=3, held=9)
+    assert chosen([queued("patient", deadline_s=60, missing=10), long], free=3) == starts("long")
+    assert chosen([queued("in-a-hurry", deadline_s=0.15, missing=10), long], free=3) == (
+        ["in-a-hurry"],
+        ["long"],
+    )
+    longer = queued("longer", 1000, missing=3, held=9)
+    later = queued("later", deadline_s=1.05, missing=10)
+    assert chosen([later, longer], free=3) == (["later"], ["longer"]), "it would end too late"
+
+
+def test_two_prompts_between_chunks_that_both_lack_memory_do_not_wait_for_each_other():
+    behind = queued("behind", deadline_s=60, missing=3, held=9)
+    ahead = queued("ahead", deadline_s=50, missing=3, held=9)
+    assert chosen([behind, ahead], free=2) == (["ahead"], ["behind"])
+    assert chosen([behind, ahead], [suspended(1, deadline_s=90)], free=2) == 1
+
+
+def test_memory_that_decode_is_about_to_pull_need_not_be_taken_from_anybody():
+    """One between two chunks goes on with it, and those that have time to spare wait for that."""
+    long = queued("long", missing=5, held=9)
+    patient = queued("patient", deadline_s=60, missing=10)
+    assert chosen([patient, long], free=3, memory=Memory(9)) == (["patient"], ["long"]), (
+        "nothing will get free"
+    )
+    assert chosen([patient, long], free=3, memory=Memory(9 + 2)) is None
+    assert chosen([patient, long, queued("small", missing=2)], free=3, memory=Memory(9 + 2)) == starts(
+        "small"
+    )
+    assert (
+        chosen([patient, long], [suspended(1, blocked=True, held=4)], free=3, memory=Memory(9 + 4 + 2)) == 1
+    )
+
+
+URGENT = queued("urgent", deadline_s=0.15, weight=2.0, missing=10)
+HOLDERS = {
+    "the least valuable first": ([suspended(1, weight=2, held=9), suspended(2, weight=1, held=9)], [2]),
+    "then the latest deadline": (
+        [suspended(1, held=9, deadline_s=50), suspended(2, held=9, deadline_s=60)],
+        [2],
+    ),
+    "then the most work left": ([suspended(1, 500, held=9), suspended(2, 900, held=9)], [2]),
+    "no more than needed": ([suspended(1, weight=2, held=20), suspended(2, weight=1, held=20)], [2]),
+    "as many as needed": ([suspended(1, held=5), suspended(2, held=5)], [1, 2]),
+    "never what is worth more": ([suspended(1, weight=3, held=20), suspended(2, held=9)], [2]),
+    "also of the blocked": ([suspended(1, held=9, blocked=True)], [1]),
+}
+
+
+@pytest.mark.parametrize(("stopped", "tardy"), HOLDERS.values(), ids=HOLDERS.keys())
+def test_memory_is_taken_from(stopped, tardy):
+    names, dropped = chosen([URGENT], stopped, free=1)
+    assert names == ["urgent"]
+    assert sorted(dropped) == tardy
+
+
+def test_memory_is_taken_from_a_prompt_between_two_chunks():
+    chunked = queued("chunked", weight=1.0, missing=5, held=9)
+    assert chosen([URGENT, chunked], free=1) == (["urgent"], ["chunked"])
+
+
+def test_one_of_a_class_that_starves_keeps_its_memory_for_what_it_has_come_to_be_worth():
+    """It has led for a chunk, and its class may not lead again for a while: it would start over each time."""
+    old = chunked("old", -40.0)
+    dear = queued("dear", deadline_s=0.15, weight=4.0, missing=10)
+    has_led = fairness(BACKGROUND)
+    assert chosen([URGENT, old], free=4, fairness=has_led) is None
+    assert chosen([dear, old], free=4, fairness=has_led) == (["dear"], ["old"])
+    assert chosen([URGENT, chunked("new", 0.0)], free=4, fairness=has_led) == (["urgent"], ["new"])
+    has_led.step_ended({BACKGROUND: 1}, 100.0, 0.0)
+    assert chosen([URGENT, old], free=4, fairness=has_led) == (["urgent"], ["old"]), "its class has its share"
+
+
+def test_of_two_holders_the_one_that_has_come_to_be_worth_more_goes_on():
+    """Else neither could take the other's memory, and both would wait."""
+    old = chunked("old", -40.0)
+    dear = queued("dear", deadline_s=60, weight=2.0, missing=5, held=9)
+    assert chosen([old, dear], free=4, fairness=fairness(BACKGROUND)) == (["old"], ["dear"])
+    assert chosen([old, dear], free=4) == (["dear"], ["old"])
+
+
+def test_nobody_takes_the_memory_of_an_equal_that_would_run_before_it():
+    ahead = queued("ahead", deadline_s=5, missing=9, held=4)
+    assert chosen([ahead, queued("behind", deadline_s=60, missing=3)], free=1) is None
+    dearer = queued("behind", deadline_s=60, missing=3, weight=2.0)
+    assert chosen([ahead, dearer], free=1) == (["behind"], ["ahead"])
+    behind = queued("behind", deadline_s=60, missing=3, held=9)
+    assert chosen([ahead, behind], free=1) == (["ahead"], ["behind"])
+
+
+def test_nothing_is_given_up_in_vain():
+    """The work of all that may be given up would not be enough."""
+    stopped = [suspended(1, weight=3, held=20), suspended(2, held=8)]
+    assert chosen([URGENT], stopped, free=1) == 1
+
+
+def test_what_somebody_else_holds_too_does_not_get_free():
+    def freed(holders):
+        return [one.held_blocks - 6 for one in holders]
+
+    stopped, memory = [suspended(1, held=10), suspended(2, held=11)], Memory(freed_blocks=freed)
+    assert chosen([URGENT], stopped, free=1, memory=memory) == (["urgent"], [1, 2])
+    assert chosen([URGENT], stopped, free=0, memory=memory) == 1, "nothing is given up in vain"
+
+
+# Nothing hangs
+
+BLOCKS = 12
+TOKENS_PER_BLOCK = 16
+
+
+@dataclass
+class Request:
+    """A prompt and how far it is; it computes `chunk` of its blocks at a time.
+
+    Its first `common` blocks are those of every other prompt that has as many.
+    """
+
+    name: str
+    blocks: int
+    chunk: int
+    weight: float
+    deadline_s: float
+    common: int = 0
+    tier: Tier = SYSTEM
+    arrived_s: float = 0.0
+    computed: int = 0
+    held: int = 0
+    stops_left: int = 0
+
+    @property
+    def chunk_end(self):
+        return min(self.blocks, self.computed + self.chunk)
+
+    def text(self, blocks=BLOCKS):
+        """The first of its blocks, by what they hold."""
+        return [
+            ("" if number < self.common else self.name, number) for number in range(min(blocks, self.blocks))
+        ]
+
+    def allocate(self, used=()):
+        """Memory for its next chunk; what others hold of it is computed, but for the last block."""
+        if not self.held:
+            self.computed = next((at for at, one in enumerate(self.text()) if one not in used), self.blocks)
+            self.computed = min(self.computed, self.blocks - 1)
+        self.held = self.chunk_end
+
+
+@dataclass
+class Engine:
+    """A replica's memory and queues, as far as the choice depends on them and they on it.
+
+    A step computes a chunk of each of its requests. It is stopped as long as one of them has `stops_left`
+    and somebody else is there to be preempted for; then it keeps its blocks. So does who has ended, until
+    `pulled_after` further steps have been issued, or nothing can run.
+    """
+
+    requests: dict[str, Request]
+    order: QueueOrder
+    join_tokens: int
+    pulled_after: int = 0
+    fairness: Fairness | None = None
+    now_s: float = 0.0
+    steps: list[SuspendedStep] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+    lent: list[tuple[int, list]] = field(default_factory=list)
+    issued: int = 0
+    used: Counter = field(default_factory=Counter)
+
+    def count_used(self):
+        """By content, how many hold each block."""
+        held = [request.text(request.held) for request in self.requests.values()]
+        self.used = Counter(chain(*held, *(blocks for _, blocks in self.lent)))
+
+    @property
+    def free_blocks(self):
+        self.count_used()
+        return BLOCKS - len(self.used)
+
+    def shared_blocks(self, item):
+        request = self.requests[item.request]
+        if request.held:
+            return 0
+        shared = next((at for at, one in enumerate(request.text()) if one not in self.used), request.blocks)
+        return min(shared, request.blocks - 1)
+
+    def freed_blocks(self, holders):
+        used, freed = self.used.copy(), []
+        for one in holders:
+            before = len(used)
+            for name in one.step.members if isinstance(one, Suspended) else (one.request,):
+                used -= Counter(self.requests[name].text(self.requests[name].held))
+            freed.append(before - len(used))
+        return freed
+
+    def choose(self):
+        inside = {name for step in self.steps for name in step.members}
+        queue = [self._queued(request) for request in self.requests.values() if request.name not in inside]
+        stopped = [self._suspended(step) for step in self.steps]
+        free = self.free_blocks
+        memory = Memory(BLOCKS - free, self.shared_blocks, self.freed_blocks)
+        how = rules(self.join_tokens, self.order, self.fairness)
+        return choose(queue, stopped, free, self.now_s, how, memory=memory)
+
+    def apply(self, choice):
+        match choice:
+            case Resume(step):
+                assert step in self.steps
+                self.steps.remove(step)
+                self._run(step.members)
+            case Start(names, drop_steps, drop_requests):
+                for step in drop_steps:
+                    self.steps.remove(step)
+                    self._start_over(*step.members)
+                self._start_over(*drop_requests)
+                whole = {block for name in names for block in self.requests[name].text()}
+                self.count_used()
+                assert len(whole | set(self.used)) <= BLOCKS, "more was started than fits"
+                for name in names:
+                    self.requests[name].allocate(self.used)
+                self._run({name: self._tokens(self.requests[name]) for name in names})
+            case Wait():
+                assert self.lent, f"nothing runs, and left are {self.requests} and {self.steps}"
+                self.lent.pop(0)
+
+    def _start_over(self, *names):
+        for name in names:
+            assert self.requests[name].held, "somebody gave up what it did not have"
+            self.requests[name].held = self.requests[name].computed = 0
+
+    def _run(self, members):
+        self.issued += 1
+        self.lent = [
+            (since, blocks) for since, blocks in self.lent if self.issued < since + self.pulled_after
+        ]
+        self.now_s += LINE.prefill_s(sum(members.values()))
+        requests = [self.requests[name] for name in members]
+        others = sorted(set(self.requests) - set(members))
+        if others and any(request.stops_left for request in requests):
+            for request in requests:
+                request.stops_left = max(0, request.stops_left - 1)
+            beneficiary = others[self.issued % len(others)]
+            self.steps.append(
+                SuspendedStep(self.issued, dict(members), 0.0, 5, 0.5, 1, self.now_s, beneficiary, 0.0)
+            )
+            return
+        for request in requests:
+            request.computed = request.chunk_end
+            if request.computed == request.blocks:
+                del self.requests[request.name]
+                self.done.append(request.name)
+                if self.pulled_after:
+                    self.lent.append((self.issued, request.text(request.held)))
+
+    def _tokens(self, request):
+        return (request.chunk_end - request.computed) * TOKENS_PER_BLOCK
+
+    def _prefill(self, key, request, remaining_s):
+        return Prefill(
+            JobId(key), request.weight, request.deadline_s, remaining_s, request.arrived_s, tier=request.tier
+        )
+
+    def _queued(self, request):
+        tokens = (request.blocks - request.computed) * TOKENS_PER_BLOCK
+        prefill = self._prefill(request.name, request, LINE.prefill_s(tokens))
+        return Queued(prefill, tokens, 0.0, request.blocks - request.held, request.held, request.name)
+
+    def _suspended(self, step):
+        members = [self.requests[name] for name in step.members]
+        urgent = min(members, key=lambda request: request.deadline_s)
+        prefill = self._prefill(f"step:{step.step_id}", urgent, LINE.prefill_s(step.tokens) * (1 - step.done))
+        return Suspended(
+            step,
+            prefill,
+            held_blocks=sum(request.held for request in members),
+            blocked=step.preempted_by in self.requests,
+            overdue=self.now_s - step.since_s > 1.0,
+        )
+
+
+deadlines = st.one_of(st.just(math.inf), st.floats(0.01, 3.0))
+prompts = st.builds(
+    Request,
+    name=st.just(""),
+    blocks=st.integers(1, BLOCKS),
+    chunk=st.integers(1, BLOCKS),
+    weight=st.sampled_from([1.0, 2.0, 4.0]),
+    deadline_s=deadlines,
+    common=st.sampled_from([0, 0, 1, 4, 8]),
+    tier=st.sampled_from([STANDARD, BACKGROUND]),
+    arrived_s=st.sampled_from([0.0, -40.0, -90.0]),
+    stops_left=st.integers(0, 3),
+)
+
+
+@given(
+    st.lists(prompts, min_size=1, max_size=7),
+    st.sampled_from(QueueOrder),
+    st.sampled_from([1, 64, 1000]),
+    st.integers(0, 3),
+    st.one_of(
+        st.none(), st.sets(st.sampled_from([STANDARD, BACKGROUND])).map(lambda leads: fairness(*leads))
+    ),
+    st.data(),
+)
+@settings(max_examples=150, deadline=None)
+def test_everything_ends_whatever_waits_is_stopped_and_holds_memory(
+    requests, order, join_tokens, pulled_after, account, data
+):
+    """As long as any single prompt fits into the memory, and nobody is awaited who never comes."""
+    named = {}
+    for number, request in enumerate(requests):
+        request.name = f"request-{number}"
+        named[request.name] = request
+    engine = Engine(dict(named), order, join_tokens, pulled_after, account)
+    for name in data.draw(st.lists(st.sampled_from(sorted(named)), unique=True), label="hold memory"):
+        request = named[name]
+        if request.chunk_end > engine.free_blocks:
+            continue
+        request.allocate()
+        if request.chunk >= request.blocks or data.draw(st.booleans(), label=f"{name} is suspended"):
+            beneficiary = data.draw(st.sampled_from([*sorted(set(named) - {name}), ""]))
+            members = {name: engine._tokens(request)}
+            engine.steps.append(
+                SuspendedStep(-len(engine.steps), members, 0.0, 5, 0.5, 1, 0.0, beneficiary, 0.0)
+            )
+        else:
+            request.computed = request.chunk_end
+    while engine.requests:
+        engine.apply(engine.choose())
+        assert engine.issued < 500, "it goes round in circles"
+    assert sorted(engine.done) == sorted(named), "each ends, once"
+    assert engine.steps == []
+    event(f"steps: {engine.issued // 10 * 10}+")
