@@ -123,7 +123,8 @@ def _not_there(key: str, value: Any, given: Mapping[str, Any]) -> str | None:
     if (names := _REGISTERED.get(key)) is None or not isinstance(value, str) or not value:
         return None
     if (plugin := _PLUGINS.get(key)) is not None:
-        if given.get(plugin) or (given.get("structured_outputs_config") or {}).get(plugin):
+        config = given.get("structured_outputs_config")
+        if given.get(plugin) or (isinstance(config, Mapping) and config.get(plugin)):
             return None
         if key == "tool_call_parser" and not given.get("enable_auto_tool_choice"):
             return None  # nobody asks for it

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer", bound=Message)
 _OBJECTIVES: Final = ("tier", "ttft_ms", "tpot_ms", "e2e_ms")
-_NOT_OURS: Final = frozenset({"content-encoding", "content-length", "content-type"})
-"""Metadata that describes the gRPC message, not the body that is made of it."""
+_NOT_OURS: Final = frozenset({"content-encoding", "content-length", "content-type", "origin"})
+"""Metadata that describes the gRPC message, not the body that is made of it, or a web page.
+
+Pages have a proxy for gRPC-Web before them, which knows its own host and says who may ask."""
 _CONSTANT: Final = frozenset({"object"})
 """Fields of an answer that say the same in each."""
 _EXACT_BELOW: Final = 2**53

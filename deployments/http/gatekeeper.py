@@ -45,7 +45,8 @@ _SERVER_ID_HEADER: Final = SERVER_ID_HEADER.encode()
 _REQUEST_ID: Final = re.compile(r"[\w.:\-]{1,128}", re.ASCII)
 _PROXY_HEADERS: Final = frozenset({"x-request-timeout-seconds", "x-request-disconnect-disabled"})
 """Ray Serve's proxy obeys them: a client could have its work go on after it has left."""
-_PLAIN: Final = "identity"
+_COMPRESSED: Final = frozenset({"gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress"})
+"""Content codings; some clients name a charset in their place, and send the body as it is."""
 _VALID_REQUEST_ID: Final = "use up to 128 letters, digits or one of _ . : -"
 
 
@@ -159,8 +160,8 @@ class Gatekeeper:
 
     def _check_body(self, headers: Mapping[str, str]) -> None:
         """Refuse a body that cannot be read, by what the headers say of it."""
-        encoding = headers.get("content-encoding", _PLAIN)
-        if encoding.strip().lower() not in ("", _PLAIN):
+        encoding = headers.get("content-encoding", "")
+        if not _COMPRESSED.isdisjoint(coding.strip().lower() for coding in encoding.split(",")):
             raise http_errors.encoded(encoding)
         length = headers.get("content-length", "0")
         if length.isascii() and length.isdigit() and int(length) > self._limits.max_body_bytes:

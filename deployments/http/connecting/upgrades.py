@@ -38,6 +38,10 @@ class RequestParser:
         parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has its own
         return parser
 
+    def let_go(self) -> None:
+        """Nothing more comes; without this the connection would stay until the garbage collector finds it."""
+        vars(self).clear()
+
     def feed_data(self, data: bytes) -> None:
         """Read a piece of what the client sends.
 
@@ -98,10 +102,15 @@ class RequestParser:
 
 def ignore_upgrades(protocol: Any) -> None:
     """Have uvicorn read requests by `RequestParser`, on connections that are made from now on."""
-    made = protocol.connection_made
+    made, lost = protocol.connection_made, protocol.connection_lost
 
     def connection_made(connection: Any, transport: Any) -> None:
         connection.parser = RequestParser(connection)
         made(connection, transport)
 
-    protocol.connection_made = connection_made
+    def connection_lost(connection: Any, error: Exception | None) -> None:
+        parser = connection.parser
+        lost(connection, error)
+        parser.let_go()
+
+    protocol.connection_made, protocol.connection_lost = connection_made, connection_lost

@@ -17,6 +17,13 @@ pytestmark = pytest.mark.slow
 
 AUTO = {"enable_auto_tool_choice": True}
 VALUES = ["nonsense", "5", "0.5", "true", -1, 0, 1, 2.5, True, 1e9, [1], {"a": 1}]
+
+
+def test_a_section_that_is_written_as_text_is_left_to_vllm():
+    given = {"structured_outputs_config": '{"backend": "auto"}', "reasoning_parser": "qwen33"}
+    assert "did you mean 'qwen3'?" in refusal(given)
+
+
 ARGUMENTS = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
 LATER = {"load_format", "reasoning_parser"}
 """What these name is looked for when weights are loaded, and where answers are made."""

@@ -170,6 +170,7 @@ def test_metadata_and_a_typed_objective_are_headers():
         ("trace-bin", b"\0"),
         ("content-length", "7"),
         ("content-encoding", "gzip"),
+        ("origin", "https://page.example"),
     ]
     assert request_headers(metadata, request) == [
         (b"authorization", b"Bearer k"),

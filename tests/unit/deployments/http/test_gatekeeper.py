@@ -53,7 +53,7 @@ async def test_an_ordinary_request_passes():
     assert (answer.status_code, answer.text) == (200, "served")
 
 
-@pytest.mark.parametrize("encoding", ["identity", "Identity ", ""])
+@pytest.mark.parametrize("encoding", ["identity", "Identity ", "", "identity, identity", "UTF-8", "none"])
 async def test_a_body_that_is_said_to_be_plain_passes(encoding):
     assert (await post([("content-encoding", encoding)], b"{}")).text == "served"
 

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import gc
 import pickle
 import socket
 import time
+import weakref
 
 import httpx
 import pytest
@@ -18,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deployments.config.limits import LimitsConfig
 from deployments.config.tls import TLSConfig
+from deployments.http.connecting import upgrades
 from deployments.http.door import EndsWithItsClient
 from deployments.http.gatekeeper import Gatekeeper
 from deployments.http.proxy import LIMITS_VARIABLE, ConnectionLimits, ReadyUntilDrained, middlewares
@@ -339,6 +342,30 @@ async def test_an_upgrade_that_is_not_spoken_is_ignored(monkeypatch, sent, body,
         assert app._in_flight_bytes == 0
         writer.close()
         assert await reader.read() == b""
+
+
+async def test_nothing_is_left_of_a_connection_that_has_ended(monkeypatch):
+    made = []
+
+    class Watched(upgrades.RequestParser):
+        def __init__(self, connection):
+            made.append(weakref.ref(connection))
+            super().__init__(connection)
+
+    monkeypatch.setattr(upgrades, "RequestParser", Watched)
+    async with serving(monkeypatch, PATIENT) as (_, port, _):
+        gc.disable()
+        try:
+            for sent in (h2c(SMALL), head(length=2) + b"{}"):
+                reader, writer = await connect(port)
+                writer.write(sent)
+                await one_answer(reader)
+                writer.close()
+                await writer.wait_closed()
+            await asyncio.sleep(0.2)
+            assert [connection() for connection in made] == [None, None]
+        finally:
+            gc.enable()
 
 
 async def test_an_upgrade_bounds_its_body_and_its_successor_as_without(served):
