@@ -271,26 +271,25 @@ def look_further(files: Sequence[Path], ours: Sequence[str], processes: int | No
     """
     known = [json.loads(file.read_text())["results"] for file in files]
     searches = {
-        (_case_of(row, results, stream), row["figure"], rate_rps): None
-        for results in known
-        for row in results["rows"]
-        for stream, rate_rps in enumerate(row["streams"])
+        search: None for results in known for row in results["rows"] for search in _searches(row, results)
     }
     with ProcessPoolExecutor(processes) as pool:
         found = dict(zip(searches, pool.map(_further, searches, chunksize=4), strict=True))
     for file, results, whose in zip(files, known, ours, strict=True):
         for row in results["rows"]:
-            row["streams"] = [
-                found[_case_of(row, results, stream), row["figure"], rate_rps]
-                for stream, rate_rps in enumerate(row["streams"])
-            ]
+            row["streams"] = [found[search] for search in _searches(row, results)]
         write_again(file, "further", {"rows": compared(results["rows"], whose)})
 
 
-def _case_of(row: Mapping[str, Any], results: Mapping[str, Any], stream: int) -> Case:
+def _searches(row: Mapping[str, Any], results: Mapping[str, Any]) -> list[tuple[Case, str, float]]:
+    """The case of each stream of a row, its figure, and the goodput that was found."""
     settings = [dict(setting) for setting in arm_of(row["arm"]).settings]
-    setting, seed = settings.index(row["setting"]), results["first_seed"] + stream
-    return Case(row["model"], row["arm"], setting, row["sigma"], seed, results["requests"])
+    setting, first_seed = settings.index(row["setting"]), results["first_seed"]
+    base = Case(row["model"], row["arm"], setting, row["sigma"], first_seed, results["requests"])
+    return [
+        (replace(base, seed=first_seed + stream), row["figure"], rate_rps)
+        for stream, rate_rps in enumerate(row["streams"])
+    ]
 
 
 def _further(search: tuple[Case, str, float]) -> float:

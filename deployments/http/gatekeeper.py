@@ -146,7 +146,8 @@ class Gatekeeper:
         for name, _ in headers:
             if name in _PROXY_HEADERS or name.startswith(INTERNAL_HEADER_PREFIX):
                 raise _refused(name, "is set by the server itself", "leave it out")
-        if scope["method"] == "POST" and (origin := other_origin(dict(headers), limits)) is not None:
+        by_name = dict(headers)
+        if scope["method"] == "POST" and (origin := other_origin(by_name, limits)) is not None:
             raise http_errors.origin_not_allowed(origin)
         try:
             state["tenant"] = self._keys.ring.tenant(_bearer(headers), time.time())
@@ -156,7 +157,7 @@ class Gatekeeper:
                     raise http_errors.unauthorized(error) from None
                 raise http_errors.keys_not_read() from None
             state["tenant"] = None
-        self._check_body(dict(headers))
+        self._check_body(by_name)
 
     def _check_body(self, headers: Mapping[str, str]) -> None:
         """Refuse a body that cannot be read, by what the headers say of it."""

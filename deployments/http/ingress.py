@@ -123,9 +123,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         arrived_s = time.monotonic()
         asked, body = responses.read(await _taken(request), self._limits, request.state.tenant)
         longest = self._models.named_by(body).config.max_model_len
-        is_named = (
-            "request_id" in asked.model_fields_set
-        )  # in the body: as in vLLM, the answer has that very id
+        is_named = "request_id" in asked.model_fields_set  # as in vLLM, the answer has that very id
         response_id = asked.request_id if is_named else f"resp_{request.state.request_id}"
         wording = ResponseWording(asked, response_id, longest)
         return await self._serve_body(request, body, "chat", arrived_s, wording)

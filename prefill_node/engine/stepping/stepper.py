@@ -76,11 +76,10 @@ class Member(NamedTuple):
 
 
 class _Issued(NamedTuple):
-    """A step that has been issued: its tokens by member and by tier, and the right that it runs by."""
+    """A step that has been issued: the tier and the tokens of each member, and the right that it runs by."""
 
     view: StepView
     members: dict[str, tuple[Tier, int]]
-    tokens: dict[Tier, int]
     boost: Boost | None
 
 
@@ -186,12 +185,13 @@ class Stepper:
         else:
             members = [self._begun(member) for member in members]
         step_tokens, pairs, behind_tokens = 0, 0.0, 0
-        tokens: dict[Tier, int] = {}
-        for _, prefill, new, new_pairs, behind in members:
+        by_request: dict[str, tuple[Tier, int]] = {}
+        for request, prefill, new, new_pairs, behind in members:
             step_tokens += new
             pairs += new_pairs
             behind_tokens += behind
-            tokens[prefill.tier] = tokens.get(prefill.tier, 0) + new
+            by_request[request] = prefill.tier, new
+            self._passes.setdefault(request, [])
         view = StepView(
             self.step_id,
             tuple([member.prefill for member in members]),
@@ -202,10 +202,7 @@ class Stepper:
             guard=0.0 if boost is None else boost.guard,
             behind_tokens=behind_tokens,
         )
-        for member in members:
-            self._passes.setdefault(member.request, [])
-        by_request = {member.request: (member.prefill.tier, member.tokens) for member in members}
-        self._issued.append(_Issued(view, by_request, tokens, boost))
+        self._issued.append(_Issued(view, by_request, boost))
         return view
 
     def _begun(self, member: Member) -> Member:
@@ -227,11 +224,12 @@ class Stepper:
             started = msgspec.structs.replace(self._issued[0].view, started_s=now_s)
             self._issued[0] = self._issued[0]._replace(view=started)
         if self.rules.fairness is not None:
-            seconds = now_s - issued.view.started_s
-            self.rules.fairness.step_ended(issued.tokens, seconds, now_s, issued.boost)
+            seconds, by_tier = now_s - issued.view.started_s, dict[Tier, int]()
             for request, (tier, tokens) in issued.members.items():
+                by_tier[tier] = by_tier.get(tier, 0) + tokens
                 if (passes := self._passes.get(request)) is not None:  # it is still here
                     passes.append(PassServed(tier, seconds * tokens / issued.view.tokens, now_s))
+            self.rules.fairness.step_ended(by_tier, seconds, now_s, issued.boost)
 
     def step_preempted(self, step: SuspendedStep, now_s: float) -> None:
         """The last step, which has ended, stopped on the way; it is kept for members that are still there."""
