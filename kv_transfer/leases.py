@@ -87,10 +87,9 @@ class _Open:
 
 @dataclass(slots=True)
 class _Question:
-    """About these requests' pulls; `read` were done when it was asked."""
+    """About these pulls, each with whether it was done when it was asked; some may end before the answer."""
 
-    about: tuple[str, ...]
-    read: frozenset[str]
+    about: tuple[tuple[_Open, bool], ...]
     answer: Future[Leases] = field(repr=False)
 
 
@@ -162,7 +161,7 @@ class Pulls:
 
     def _question(self, about: Sequence[str], now_s: float) -> _Question:
         """About as many of these as fit in."""
-        asked: dict[str, _Open] = {}
+        asked: list[_Open] = []
         size = 0
         for request_id in about:
             one = self._open[request_id]
@@ -170,10 +169,9 @@ class Pulls:
             if asked and size > MOST_BYTES:
                 break
             one.asked_s = now_s
-            asked[request_id] = one
-        pulls = [one.pull for one in asked.values()]
-        read = frozenset(request_id for request_id, one in asked.items() if one.is_read)
-        return _Question(tuple(asked), read, self._ask(pulls[0], tuple(pull.lease for pull in pulls)))
+            asked.append(one)
+        answer = self._ask(asked[0].pull, tuple(one.pull.lease for one in asked))
+        return _Question(tuple((one, one.is_read) for one in asked), answer)
 
     def _answers(self) -> list[Pull]:
         """Take in what has been answered; the pulls that are lost by it."""
@@ -186,12 +184,11 @@ class Pulls:
             if said is not None:
                 self._unsure.discard(engine)
                 self._offsets_s[engine] = said.offset_s
-            for request_id in question.about:
-                one = self._open[request_id]
+            for one, was_read in question.about:
                 is_lost = said is None or one.pull.lease in said.ended
                 if is_lost and not one.is_decided:
                     lost.append(one.pull)
-                one.is_decided |= is_lost or request_id in question.read
+                one.is_decided |= is_lost or was_read
         return lost
 
 

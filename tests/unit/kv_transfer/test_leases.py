@@ -118,6 +118,29 @@ def test_one_that_has_failed_is_passed_on_without_a_question(pulls, prefill):
     assert prefill.asked == []
 
 
+def test_one_that_fails_while_prefill_is_asked_about_it(pulls, prefill):
+    """As a handshake does that nobody answers."""
+    begin(pulls, "a")
+    pulls.settle(set(), ENDS_S, 0.0)
+    pulls.failed("a")
+    assert pulls.settle({"a"}, ENDS_S + 1, 0.0) == ({"a"}, frozenset(), 0)
+    prefill.is_silent()
+    assert pulls.settle(set(), ENDS_S + 2, 0.0) == (set(), frozenset(), 0)
+
+
+def test_what_is_said_of_a_pull_that_failed_decides_about_no_later_one(pulls, prefill):
+    begin(pulls, "a")
+    pulls.settle(set(), ENDS_S, 0.0)
+    pulls.failed("a")
+    pulls.settle({"a"}, ENDS_S + 1, 0.0)
+    begin(pulls, "a", at_s=ENDS_S + 1)
+    prefill.answer("lease-of-a")
+    assert pulls.settle(set(), ENDS_S + 1.5, 0.0) == (set(), frozenset(), 0)
+    pulls.settle({"a"}, ENDS_S + 3, 0.0)
+    prefill.answer()
+    assert pulls.settle(set(), ENDS_S + 4, 0.0) == ({"a"}, frozenset(), 0)
+
+
 def test_after_the_other_host_was_suspended_its_clock_is_learned_anew(pulls, prefill):
     """It stood still for a minute: leases that it gives now seem to be over."""
     begin(pulls, "a", at_s=65.0)
