@@ -115,6 +115,21 @@ def patience() -> str:
     return markdown(["predictions, passes", "`patience`", *figures], table)
 
 
+def tight() -> str:
+    """Why the peer is ahead on the blog's mix: what is in time, by weight, and not answered at all."""
+    rows = result("cores/tight")["rows"]
+    rates = [*dict.fromkeys(row["rate_rps"] for row in rows)]
+    cells = {(row["arm"], row["rate_rps"]): row for row in rows}
+    shown = ("urgent", "all", "value", "unanswered")
+    table = [
+        [arm, *(" / ".join(f"{100 * cells[arm, rate][share]:.1f}" for share in shown) for rate in rates)]
+        for arm in dict.fromkeys(row["arm"] for row in rows)
+    ]
+    return markdown(
+        ["urgent / all / by weight in time, not answered, %", *(f"{rate:g}/s" for rate in rates)], table
+    )
+
+
 def _goodput(row: Mapping[str, Any], *, is_ours: bool) -> str:
     """Goodput, and ours over it; bounds of both where a stream's is below what was tried."""
     at_most, at_least = ("≤ ", "≥ ") if row.get("below") else ("", "")
@@ -243,6 +258,7 @@ def overload() -> str:
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "patience": patience,
+    "tight": tight,
     "held-out-90": lambda: held_out("cores/held_out", "90%"),
     "held-out-99": lambda: held_out("cores/held_out", "99%"),
     "held-out-served": held_out_served,
