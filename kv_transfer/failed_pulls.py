@@ -1,9 +1,10 @@
 """Pulls that have failed, as vLLM's NIXL worker is told of them.
 
-Owns three things that vLLM 0.29 gets wrong: a pull from several prefill ranks that has failed at one of them
+Owns four things that vLLM 0.29 gets wrong: a pull from several prefill ranks that has failed at one of them
 is told while others are still being read, into blocks that are another request's by then; one that has failed
-at several counts for each; and of models with a sliding window no block is marked, so that what was not read
-is answered from.
+at several counts for each; of models with a sliding window no block is marked, so that what was not read
+is answered from; and what starting a pull raises ends the engine, as with MLA a prefill rank that is gone and
+is to be told that another was read.
 """
 
 from __future__ import annotations
@@ -84,3 +85,16 @@ def follow_failures(worker: Any, failed: Callable[[str], None]) -> None:
         handle_failed(request_id, transfer)
 
     worker._handle_failed_transfer = handle  # noqa: SLF001 - likewise
+    read_blocks = worker._read_blocks_for_req  # noqa: SLF001 - likewise
+
+    def read(request_id: str, record: Any) -> None:
+        try:
+            read_blocks(request_id, record)
+        except Exception as error:  # noqa: BLE001 - fails this pull only; it would end the engine's loop
+            worker._log_failure(  # noqa: SLF001 - likewise
+                failure_type="pull_not_started", req_id=request_id, error=error, meta=record
+            )
+            if request_id not in untold:
+                handle(request_id, None)
+
+    worker._read_blocks_for_req = read  # noqa: SLF001 - likewise

@@ -4,7 +4,11 @@ import queue
 from types import SimpleNamespace
 
 import pytest
+from vllm.distributed.kv_transfer.kv_connector.utils import TransferTopology
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import NixlConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.tp_mapping import compute_tp_mapping
+from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
 from kv_transfer.failed_pulls import follow_failures
 
@@ -38,13 +42,70 @@ class Worker(NixlPullConnectorWorker):
             self._recving_transfers[request] = list(handles)
 
 
+class Reader(Worker):
+    """Also starts pulls, of one rank of an MLA model whose prefill has two; those in `gone` are no more."""
+
+    def __init__(self, transfers, *, gone=()):
+        super().__init__(transfers)
+        self.gone, self.told = gone, []
+        self.transfer_topo = TransferTopology(
+            tp_rank=0,
+            tp_size=1,
+            block_size=16,
+            engine_id="decode",
+            is_mla=True,
+            is_mamba=False,
+            total_num_kv_heads=1,
+            attn_backends=[],
+        )
+        self.transfer_topo._engines["prefill", 0] = SimpleNamespace(
+            remote_tp_size=2, remote_dcp_size=1, remote_block_size=16, remote_physical_blocks_per_logical=1
+        )
+        self.tp_mappings = {"prefill": compute_tp_mapping(self.transfer_topo, 2, (MLAAttentionSpec,))}
+        self.use_mla, self.dcp_size, self.pcp_rank = True, 1, 0
+        self._bidirectional_kv_xfer_enabled, self._physical_blocks_per_logical_kv_block = False, 1
+        self._logical_to_kernel_block_ids = lambda block_ids, _: block_ids
+        self._compute_desc_ids = lambda block_ids, **_: block_ids[0]
+        self.kv_cache_config = SimpleNamespace(transfer_groups=[1])
+        self.src_xfer_handles_by_block_size = {16: 1}
+        self.dst_xfer_side_handles = {"prefill": {0: 1, 1: 1}}
+        self.dst_num_blocks = {"prefill": 10, "decode": 10}
+        self._engine_last_active, self._ready_requests = {}, queue.Queue()
+        self._remote_agents = {"prefill": {(0, 0): "rank 0", (0, 1): "rank 1"}}
+        self.nixl_wrapper.make_prepped_xfer = self._make
+        self.nixl_wrapper.transfer = lambda _: "PROC"
+        self.nixl_wrapper.send_notif = self._tell
+        self.xfer_stats.record_failed_notification = lambda: None
+
+    def _make(self, *_, **__):
+        if "rank 0" in self.gone:
+            raise RuntimeError("NIXL_ERR_REMOTE_DISCONNECT")
+        return "read"
+
+    def _tell(self, agent, notif_msg):
+        if agent in self.gone:
+            raise RuntimeError("NIXL_ERR_REMOTE_DISCONNECT")
+        self.told.append(agent)
+
+    def starts(self, request, *blocks):
+        """A step in which it is to pull these blocks."""
+        step = NixlConnectorMetadata()
+        remote = SimpleNamespace(
+            engine_id="prefill", block_ids=([1, 2],), request_id="p", host="host", port=1
+        )
+        step.reqs_to_recv[request] = SimpleNamespace(
+            local_block_ids=(list(blocks),), local_num_computed_blocks=(0,), remote=remote
+        )
+        self.start_load_kv(step)
+
+
 @pytest.fixture
 def failed():
     return []
 
 
-def worker(failed, **options):
-    made = Worker(options.pop("transfers", {}), **options)
+def worker(failed, of=Worker, **options):
+    made = of(options.pop("transfers", {}), **options)
     follow_failures(made, failed.append)
     return made
 
@@ -90,3 +151,36 @@ def test_one_without_blocks_is_told_to_nobody(failed, has_windows):
     ours._handle_failed_transfer("a", None)
     assert ours.get_finished() == (set(), set())
     assert (ours._recving_metadata, failed, ours.counted) == ({}, [], 1)
+
+
+def test_of_a_prefill_replica_that_is_gone_the_pull_fails_and_not_the_engine(failed):
+    """Of an MLA model one rank is read; that the others cannot be told is vLLM's own exception."""
+    ours = worker(failed, of=Reader, gone=["rank 0", "rank 1"])
+    ours.starts("a", 3, 4)
+    assert ours.get_block_ids_with_load_errors() == {3, 4}
+    assert ours.get_finished() == (set(), {"a"})
+    assert ours.get_finished() == (set(), set())
+    assert (failed, ours.counted) == (["a"], 1)
+
+
+def test_one_that_fails_when_a_rank_is_read_already_is_told_when_that_is_done(failed):
+    transfers = {"read": "PROC"}
+    ours = worker(failed, of=Reader, transfers=transfers, gone=["rank 1"])
+    ours.starts("a", 3, 4)
+    assert ours.get_finished() == (set(), set())
+    transfers["read"] = "ERR"
+    assert ours.get_finished() == (set(), {"a"})
+    assert (failed, ours.counted, ours.released) == (["a"], 1, ["read"])
+
+
+def test_a_pull_without_blocks_from_a_prefill_replica_that_is_gone_leaves_nothing(failed):
+    ours = worker(failed, of=Reader, gone=["rank 0", "rank 1"])
+    ours.starts("a")
+    assert ours.get_finished() == (set(), set())
+    assert (ours._recving_metadata, failed) == ({}, [])
+
+
+def test_all_ranks_of_a_prefill_replica_that_is_there_are_told(failed):
+    ours = worker(failed, of=Reader, transfers={"read": "PROC"})
+    ours.starts("a", 3, 4)
+    assert (ours._recving_transfers, ours.told, failed) == ({"a": ["read"]}, ["rank 1"], [])
