@@ -139,6 +139,7 @@ class Pulls:
         for request_id, one in list(self._open.items()):
             if one.is_decided or self._in_time(one.pull, now_s):
                 if one.is_read:
+                    one.is_decided = True  # for a question about it that is not answered yet
                     done.add(request_id)
                     del self._open[request_id]
             elif one.is_read or now_s >= one.asked_s + AGAIN_S:

@@ -173,6 +173,23 @@ def test_an_engine_whose_clock_is_unknown_is_asked(prefill):
     assert pulls.settle(set(), 0.7, 0.0).done == {"a"}
 
 
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_what_is_said_of_a_pull_that_is_done_by_then_takes_no_blocks_back(prefill, has_ended):
+    """A slow handshake has told the clock after prefill was asked; the blocks are in use, or another's."""
+    offsets = {}
+    pulls = Pulls(prefill.ask, offsets)
+    begin(pulls, "a")
+    pulls.settle(set(), AGAIN_S, 0.0)
+    assert prefill.asked == [("lease-of-a",)]
+    offsets["engine"] = OFFSET_S
+    assert pulls.settle({"a"}, AGAIN_S + 0.6, 0.0) == ({"a"}, frozenset(), 0)
+    if has_ended:
+        prefill.answer("lease-of-a")
+    else:
+        prefill.is_silent()
+    assert pulls.settle(set(), AGAIN_S + 2.0, 0.0) == (set(), frozenset(), 0)
+
+
 def test_many_are_asked_about_at_once_and_the_rest_with_the_next_question(pulls, prefill):
     names = [f"{number:03}" + "x" * 100 for number in range(60)]
     begin(pulls, *names)
