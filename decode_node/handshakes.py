@@ -35,7 +35,9 @@ class NothingPulledError(RuntimeError):
             f"the KV cache of no prefill replica could be pulled (the engine says {said!r}); the log of this "
             "replica's engine has the reason at 'NIXL transfer failure': where that is a compatibility hash, "
             "or sizes that do not match, both tiers need the same engine_kwargs for what shapes the KV "
-            "cache, such as attention_config or a speculative_config that is more than ngram"
+            "cache, such as attention_config or a speculative_config that is more than ngram; an "
+            "AssertionError without a word may be a prefill.tensor_parallel_size above both decode's and the "
+            "model's KV heads"
         )
 
 

@@ -114,7 +114,8 @@ def _check_model_fits(config: SlackServeConfig, model: ResolvedModel) -> None:
 def _check_degrees(config: SlackServeConfig, values: Mapping[str, Any]) -> None:
     """Compare the tensor parallel degrees with the model's heads, as vLLM's `QKVParallelLinear` does.
 
-    KV heads are divided among the workers, or each has so many copies. With MLA there are none to divide.
+    KV heads are divided among the workers, or each has so many copies, which NIXL's handshakes refuse where
+    decode has fewer workers than prefill. With MLA there are none to divide.
     """
     heads, kv_heads = values.get("num_attention_heads"), values.get("num_key_value_heads")
     if not isinstance(heads, int) or heads < 1:
@@ -137,4 +138,13 @@ def _check_degrees(config: SlackServeConfig, values: Mapping[str, Any]) -> None:
             else f"neither divides the model's {kv_heads} KV heads nor is a multiple of them"
         )
         msg = f"{section}.tensor_parallel_size: {degree} {why}; the nearest that can work is {nearest}"
+        raise ConfigError(msg)
+    prefill, decode = config.prefill.tensor_parallel_size, config.decode.tensor_parallel_size
+    if prefill > max(decode, kv_heads):
+        msg = (
+            f"prefill.tensor_parallel_size ({prefill}) is more than decode.tensor_parallel_size ({decode}) "
+            f"and than the model's {kv_heads} KV heads, of which several workers would have copies that "
+            "vLLM's NIXL connector does not pull; give both tiers the same, or prefill at most "
+            f"{kv_heads}"
+        )
         raise ConfigError(msg)

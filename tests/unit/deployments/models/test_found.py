@@ -161,6 +161,36 @@ def test_tensor_parallel_degrees_are_those_that_vllm_can_divide_heads_by(model, 
         FoundModel.of(parse(values))
 
 
+@pytest.mark.parametrize(
+    ("changes", "prefill", "decode", "refusal"),
+    [
+        (
+            heads(12, 2),
+            4,
+            2,
+            "prefill.* .4. is more than .* .2. and .* 2 KV heads, .* at most 2",
+        ),
+        (heads(12, 1), 4, 1, "decode.tensor_parallel_size .1. and than the model's 1 KV heads,"),
+        (heads(12, 2), 4, 4, None),
+        (heads(12, 2), 2, 1, None),
+        (heads(12, 2), 2, 4, None),
+        (heads(12, None), 4, 2, None),
+        (heads(12, 2, kv_lora_rank=512), 4, 2, None),
+    ],
+)
+def test_several_workers_of_prefill_have_the_same_kv_heads_only_if_decode_has_as_many_workers(
+    model, changes, prefill, decode, refusal
+):
+    """Else vLLM's NIXL connector refuses each handshake, with an assertion that says nothing."""
+    values = {
+        "model": model(changes),
+        "prefill": {"tensor_parallel_size": prefill},
+        "decode": {"tensor_parallel_size": decode},
+    }
+    with contextlib.nullcontext() if refusal is None else pytest.raises(ConfigError, match=refusal):
+        FoundModel.of(parse(values))
+
+
 def test_kv_heads_of_mistrals_format_count(tmp_path):
     (tmp_path / "params.json").write_text(json.dumps({"n_heads": 24, "n_kv_heads": 8}))
     (tmp_path / "consolidated.safetensors").touch()
