@@ -1,21 +1,26 @@
 """Pulls that have failed, as vLLM's NIXL worker is told of them.
 
-Owns four things that vLLM 0.29 gets wrong: a pull from several prefill ranks that has failed at one of them
+Owns five things that vLLM 0.29 gets wrong: a pull from several prefill ranks that has failed at one of them
 is told while others are still being read, into blocks that are another request's by then; one that has failed
 at several counts for each; of models with a sliding window no block is marked, so that what was not read
-is answered from; and what starting a pull raises ends the engine, as with MLA a prefill rank that is gone and
-is to be told that another was read.
+is answered from; what starting a pull raises ends the engine, as with MLA a prefill rank that is gone and
+is to be told that another was read; and a pull may start before the ranks that a handshake has found are
+noted.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Container
 from typing import Any, Final
 
 _NULL_BLOCK: Final = 0
 """VLLM's, which stands in all requests' tables for blocks that a sliding window has passed."""
+
+_NOTED_S: Final = 0.0005
+"""How long is waited at a time for a thread that only has to take a lock."""
 
 
 class FailedPulls:
@@ -88,6 +93,8 @@ def follow_failures(worker: Any, failed: Callable[[str], None]) -> None:
     read_blocks = worker._read_blocks_for_req  # noqa: SLF001 - likewise
 
     def read(request_id: str, record: Any) -> None:
+        while _is_being_noted(worker, record.remote.engine_id):
+            time.sleep(_NOTED_S)
         try:
             read_blocks(request_id, record)
         except Exception as error:  # noqa: BLE001 - fails this pull only; it would end the engine's loop
@@ -98,3 +105,10 @@ def follow_failures(worker: Any, failed: Callable[[str], None]) -> None:
                 handle(request_id, None)
 
     worker._read_blocks_for_req = read  # noqa: SLF001 - likewise
+
+
+def _is_being_noted(worker: Any, engine: str) -> bool:
+    """Whether a handshake has ended whose thread has yet to take the lock and note whom to notify."""
+    with worker._handshake_lock:  # noqa: SLF001 - likewise
+        handshake = worker._handshake_futures.get(engine)  # noqa: SLF001 - likewise
+    return handshake is not None and handshake.done()

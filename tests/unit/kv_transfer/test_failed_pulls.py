@@ -1,6 +1,10 @@
 """VLLM's own worker, without a network: what it tells of pulls that have failed."""
 
 import queue
+import threading
+import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -71,7 +75,10 @@ class Reader(Worker):
         self.dst_xfer_side_handles = {"prefill": {0: 1, 1: 1}}
         self.dst_num_blocks = {"prefill": 10, "decode": 10}
         self._engine_last_active, self._ready_requests = {}, queue.Queue()
-        self._remote_agents = {"prefill": {(0, 0): "rank 0", (0, 1): "rank 1"}}
+        self.agents = {(0, 0): "rank 0", (0, 1): "rank 1"}
+        self._remote_agents = defaultdict(dict, prefill=self.agents)
+        self._handshake_lock, self._handshake_futures = threading.RLock(), {}
+        self._engine_clock_offset, self._engine_ttl = {}, 0
         self.nixl_wrapper.make_prepped_xfer = self._make
         self.nixl_wrapper.transfer = lambda _: "PROC"
         self.nixl_wrapper.send_notif = self._tell
@@ -94,7 +101,12 @@ class Reader(Worker):
             engine_id="prefill", block_ids=([1, 2],), request_id="p", host="host", port=1
         )
         step.reqs_to_recv[request] = SimpleNamespace(
-            local_block_ids=(list(blocks),), local_num_computed_blocks=(0,), remote=remote
+            local_block_ids=(list(blocks),),
+            local_num_computed_blocks=(0,),
+            remote=remote,
+            tp_size=2,
+            dcp_size=1,
+            pp_size=1,
         )
         self.start_load_kv(step)
 
@@ -184,3 +196,40 @@ def test_all_ranks_of_a_prefill_replica_that_is_there_are_told(failed):
     ours = worker(failed, of=Reader, transfers={"read": "PROC"})
     ours.starts("a", 3, 4)
     assert (ours._recving_transfers, ours.told, failed) == ({"a": ["read"]}, ["rank 1"], [])
+
+
+class LateLock:
+    """A lock that other threads than the first take after a while."""
+
+    def __init__(self):
+        self._lock, self._first = threading.RLock(), threading.get_ident()
+
+    def __enter__(self):
+        if threading.get_ident() != self._first:
+            time.sleep(0.05)
+        self._lock.acquire()
+
+    def __exit__(self, *_):
+        self._lock.release()
+
+
+@pytest.mark.parametrize("blocks", [(), (5, 6)])
+def test_a_pull_that_is_asked_for_between_a_handshake_and_its_noting_tells_all_ranks(failed, blocks):
+    ours = worker(failed, of=Reader, transfers={"read": "PROC"})
+    ours._handshake_lock = LateLock()
+    ours._remote_agents.clear()
+    shaken, shake = threading.Event(), ours._background_nixl_handshake
+    ours._nixl_handshake = lambda *_: (shaken.wait(), (ours.agents, 0.0))[1]
+
+    def shake_again(*pull):
+        shaken.set()
+        ours._handshake_futures["prefill"].result()
+        shake(*pull)
+
+    with ThreadPoolExecutor(1) as ours._handshake_initiation_executor:
+        ours.starts("first", 3, 4)
+        ours._background_nixl_handshake = shake_again
+        ours.starts("a", *blocks)
+    ours.start_load_kv(NixlConnectorMetadata())
+    assert (ours._recving_transfers["first"], failed, ours.counted) == (["read"], [], 0)
+    assert sorted(ours.told) == (["rank 1", "rank 1"] if blocks else ["rank 0", "rank 1", "rank 1"])
