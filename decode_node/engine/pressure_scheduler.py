@@ -10,7 +10,7 @@ for it and no objective is in danger, a step is vLLM's alone.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any, Final, assert_never
 
 import msgspec
 from vllm.v1.request import RequestStatus
@@ -41,6 +41,15 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
+
+_ENDED: Final = frozenset(
+    {
+        RequestStatus.FINISHED_STOPPED,
+        RequestStatus.FINISHED_LENGTH_CAPPED,
+        RequestStatus.FINISHED_REPETITION,
+    }
+)
+"""Of answers that have ended by themselves."""
 
 
 class PressureScheduler(CarryingScheduler):
@@ -275,7 +284,7 @@ class PressureScheduler(CarryingScheduler):
         """Free a request's blocks as vLLM does once it has ended, and close its account."""
         name, book = request.request_id, self._book
         super()._free_blocks(request)
-        has_ended = request.status in {RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED}
+        has_ended = request.status in _ENDED
         if name in book.restoring and has_ended:
             self._restored(name, time.monotonic())
         account = book.close(name)

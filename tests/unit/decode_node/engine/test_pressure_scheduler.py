@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from decode_steps import BLOCK, Stepped, build
+from vllm.sampling_params import RepetitionDetectionParams
 from vllm.v1.request import RequestStatus
 
 from decode_node.engine.pressure_scheduler import PressureScheduler
@@ -776,6 +777,19 @@ def test_lengths_are_learned_from_answers_that_end_with_a_stop_string(stepped, s
         engine.scheduler.finish_requests(f"r{number}", RequestStatus.FINISHED_ABORTED)
     engine.scheduler._lengths.factor = 1.0
     assert engine.scheduler._lengths.remaining(MIDDLE, "t", 0, 10**6) == learned
+
+
+def test_lengths_are_learned_from_answers_that_end_because_they_repeat_themselves(stepped, monkeypatch):
+    repeats = "vllm.v1.core.sched.utils.check_sequence_repetition"
+    monkeypatch.setattr(repeats, lambda tokens, params: len(tokens) == params.min_count)
+    engine = stepped(500)
+    for number in range(30):
+        request = engine.add(f"r{number}", 10, 500, tenant="t")
+        request.sampling_params.repetition_detection = RepetitionDetectionParams(1, 1, 9)
+    engine.finish()
+    assert set(engine.why.values()) == {"repetition_detected"}
+    engine.scheduler._lengths.factor = 1.0
+    assert engine.scheduler._lengths.remaining(MIDDLE, "t", 0, 10**6) == 9
 
 
 def test_steps_are_measured(stepped):
