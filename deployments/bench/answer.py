@@ -68,7 +68,9 @@ class Offered:
     Attributes:
         ended: In order of arrival.
         wall_s: From the start until the last request was over.
+        unsent: Requests that were not sent any more, as too many had missed by then.
     """
 
     ended: Sequence[Ended]
     wall_s: float
+    unsent: int = 0

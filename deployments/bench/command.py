@@ -58,15 +58,23 @@ def bench(  # noqa: PLR0913 - each is an option of the command
     min_rate: Annotated[float, typer.Option(callback=finite, min=1e-6, help="Where --search begins.")] = 0.1,
     max_rate: Annotated[float, typer.Option(callback=finite, min=1e-6, help="Where --search ends.")] = 10.0,
     precision: Annotated[float, typer.Option(min=0.001, max=1, help="How close --search goes.")] = 0.05,
+    settle: Annotated[
+        float, typer.Option(callback=finite, min=0, help="Most seconds without load after refusals.")
+    ] = 240.0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
 ) -> None:
     """Send open-loop load to a running server, and score its answers against their objectives."""
-    from deployments.bench.run import BenchPlan, run_once, run_search  # noqa: PLC0415 - imports aiohttp
+    from deployments.bench.run import BenchPlan, SearchPlan, run_once, run_search  # noqa: PLC0415 - imports aiohttp
 
     if search:
         refuse_given(ctx, ("rate",), "with --search", BenchError)
     else:
-        refuse_given(ctx, ("attainment", "min_rate", "max_rate", "precision"), "without --search", BenchError)
+        refuse_given(
+            ctx,
+            ("attainment", "min_rate", "max_rate", "precision", "settle"),
+            "without --search",
+            BenchError,
+        )
     if search and min_rate >= max_rate:
         raise BenchError(f"--min-rate {min_rate:g} must be less than --max-rate {max_rate:g}")
     if requests is not None and duration is not None:
@@ -95,7 +103,8 @@ def bench(  # noqa: PLR0913 - each is an option of the command
     check_file("--json", json_file, BenchError)
     console = Console(soft_wrap=True)
     if search:
-        found = run_search(plan, console, (min_rate, max_rate), attainment, precision)
+        searched = SearchPlan((min_rate, max_rate), attainment, precision, settle)
+        found = run_search(plan, console, searched)
     else:
         found = run_once(plan, console, rate)
     if json_file is not None:

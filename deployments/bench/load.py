@@ -7,6 +7,7 @@ queue builds up as it does with real clients. How late the client itself was is 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import secrets
 import time
@@ -109,19 +110,25 @@ async def offer(
     arrivals: Sequence[Arrival],
     asking: Asking,
     on_ended: Callable[[Ended], None] = lambda _: None,
+    *,
+    max_missed: float = math.inf,
 ) -> Offered:
     """Send all `arrivals`, which are in order, at their times, and wait for the last answer.
 
-    `on_ended` is called with each request that is over.
+    `on_ended` is called with each request that is over. Once more than `max_missed` have missed their
+    objectives, no more are sent.
 
     Raises:
         BenchError: as `server.complete`; the requests under way are given up.
     """
     start_s = time.perf_counter() + _LEAD_S
+    missed = 0
 
     async def send(arrival: Arrival, body: bytes) -> Ended:
+        nonlocal missed
         answer = await server.complete(body, asking.headers(arrival))
         ended = Ended(arrival, answer, answer.sent_s - start_s - arrival.at_s)
+        missed += not ended.is_met
         on_ended(ended)
         return ended
 
@@ -131,7 +138,10 @@ async def offer(
             for arrival in arrivals:
                 body = msgspec.json.encode(asking.fields(arrival))  # in the gap before its arrival, not after
                 await asyncio.sleep(start_s + arrival.at_s - time.perf_counter())
+                if missed > max_missed:
+                    break
                 sending.append(group.create_task(send(arrival, body)))
     except ExceptionGroup as errors:
         raise next((each for each in errors.exceptions if isinstance(each, BenchError)), errors) from None
-    return Offered([task.result() for task in sending], time.perf_counter() - start_s)
+    unsent = len(arrivals) - len(sending)
+    return Offered([task.result() for task in sending], time.perf_counter() - start_s, unsent)

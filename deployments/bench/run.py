@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,17 @@ from rich.text import Text
 from deployments.bench import BenchError
 from deployments.bench.client import Server, connected
 from deployments.bench.load import Asking, Prompts, offer
-from deployments.bench.score import Goodput, Result, bisection, score
+from deployments.bench.score import Result, score
+from deployments.bench.search import Goodput, bisection, max_missed, search
 from deployments.bench.stream import Extent, Shape, stream
-from deployments.bench.view import goodput_line, print_table, probe_line, remarks, run_progress
+from deployments.bench.view import (
+    goodput_line,
+    print_table,
+    probe_line,
+    remarks,
+    rest_progress,
+    run_progress,
+)
 from simulator.workload.arrivals import Workload
 
 if TYPE_CHECKING:
@@ -56,18 +64,36 @@ def run_once(plan: BenchPlan, console: Console, rate_rps: float) -> dict[str, An
     return {"model": model, "rate_rps": rate_rps, **asdict(result)}
 
 
-def run_search(
-    plan: BenchPlan, console: Console, between_rps: tuple[float, float], wanted: float, precision: float
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class SearchPlan:
+    """How goodput is searched for.
+
+    Attributes:
+        between_rps: The lowest and the highest rate that are tried.
+        wanted: The fraction of requests that shall be in time.
+        precision: How close the best good rate and the lowest bad one shall be, as a fraction.
+        max_rest_s: Longest time without load between two rates.
+    """
+
+    between_rps: tuple[float, float]
+    wanted: float
+    precision: float
+    max_rest_s: float
+
+
+def run_search(plan: BenchPlan, console: Console, searched: SearchPlan) -> dict[str, Any]:
     """Find goodput, print a line for each rate that was tried, and return it as JSON."""
+    wanted = searched.wanted
     probes: list[dict[str, Any]] = []
+    last: list[str] = []
 
     def show(rate_rps: float, result: Result) -> None:
         console.print(Text(probe_line(rate_rps, result, wanted)))
         probes.append({"rate_rps": rate_rps, **asdict(result)})
+        last[:] = remarks(result)
 
-    model, found, last = asyncio.run(_search(plan, bisection(*between_rps, precision), wanted, show))
-    for line in remarks(last):
+    model, found = asyncio.run(_search(plan, searched, show))
+    for line in last:
         console.print(Text(line, style="yellow"))
     console.print(Text(goodput_line(found, wanted), style="bold"))
     goodput = {"goodput_rps": found.rate_rps, "is_bounded": found.is_bounded}
@@ -81,21 +107,23 @@ async def _once(plan: BenchPlan, rate_rps: float) -> tuple[str, Result]:
 
 
 async def _search(
-    plan: BenchPlan,
-    rates: Generator[float, bool, Goodput],
-    wanted: float,
-    show: Callable[[float, Result], None],
-) -> tuple[str, Goodput, Result]:
+    plan: BenchPlan, searched: SearchPlan, show: Callable[[float, Result], None]
+) -> tuple[str, Goodput]:
     async with connected(plan.url, plan.api_key, plan.timeout_s) as server:
         model = await _model(server, plan.model)
-        rate_rps = next(rates)
-        while True:
-            result = await _probe(server, model, plan, rate_rps)
+
+        async def probe(rate_rps: float) -> Result:
+            result = await _probe(server, model, plan, rate_rps, searched.wanted)
             show(rate_rps, result)
-            try:
-                rate_rps = rates.send(result.overall.attainment >= wanted)
-            except StopIteration as end:
-                return model, end.value, result
+            return result
+
+        rates = bisection(*searched.between_rps, searched.precision)
+        return model, await search(rates, searched.wanted, probe, _rest, searched.max_rest_s)
+
+
+async def _rest(seconds: float) -> None:
+    with rest_progress(seconds):
+        await asyncio.sleep(seconds)
 
 
 async def _model(server: Server, wanted: str | None) -> str:
@@ -111,8 +139,10 @@ async def _model(server: Server, wanted: str | None) -> str:
     return wanted
 
 
-async def _probe(server: Server, model: str, plan: BenchPlan, rate_rps: float) -> Result:
+async def _probe(server: Server, model: str, plan: BenchPlan, rate_rps: float, wanted: float = 0.0) -> Result:
+    """Offer one rate; it ends early when the fraction `wanted` cannot be in time any more."""
     arrivals = stream(plan.workload, rate_rps, plan.extent, plan.shape, plan.seed)
     asking = Asking(model, Prompts(plan.vocabulary), plan.slo_headers, plan.body)
     with run_progress(len(arrivals)) as count:
-        return score(await offer(server, arrivals, asking, count))
+        most = max_missed(len(arrivals), wanted)
+        return score(await offer(server, arrivals, asking, count, max_missed=most))

@@ -1,9 +1,9 @@
-"""The score of a run, as a whole and by tier and kind, and the search for the highest good rate. Pure."""
+"""The score of a run, as a whole and by tier and kind. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -59,6 +59,7 @@ class Result:
         wall_s: From the start until the last request was over.
         late_ms: How late requests were sent: p50, p90, p99 and p100.
         is_client_slow: Whether that is so much that the run asked something else than it says.
+        unsent: Requests that were not sent any more, as too many had missed by then; they count nowhere else.
     """
 
     overall: Score
@@ -67,6 +68,7 @@ class Result:
     wall_s: float
     late_ms: Mapping[str, float]
     is_client_slow: bool
+    unsent: int = 0
 
 
 def score(run: Offered) -> Result:
@@ -80,6 +82,7 @@ def score(run: Offered) -> Result:
         wall_s=run.wall_s,
         late_ms=late_ms,
         is_client_slow=late_ms["p90"] > _TOO_LATE_S * 1e3,
+        unsent=run.unsent,
     )
 
 
@@ -119,35 +122,3 @@ def _quantiles(values: Iterable[float], points: Sequence[int]) -> dict[str, floa
         return {}
     found = np.percentile(measured, points, method="inverted_cdf")
     return {f"p{point}": float(value) for point, value in zip(points, found, strict=True)}
-
-
-@dataclass(frozen=True, slots=True)
-class Goodput:
-    """What a search found.
-
-    Attributes:
-        rate_rps: The highest rate that was good; None when not even the lowest was.
-        is_bounded: Whether a higher rate was tried and was not good.
-    """
-
-    rate_rps: float | None
-    is_bounded: bool
-
-
-def bisection(low_rps: float, high_rps: float, precision: float) -> Generator[float, bool, Goodput]:
-    """Search for goodput: yields the rate to try next, is sent whether it was good, returns what was found.
-
-    It ends when the best good rate and the lowest bad one are as close as `precision`, a fraction.
-    """
-    if not (yield low_rps):
-        return Goodput(None, is_bounded=True)
-    if (yield high_rps):
-        return Goodput(high_rps, is_bounded=False)
-    good_rps, bad_rps = low_rps, high_rps
-    while bad_rps - good_rps > precision * bad_rps:
-        middle_rps = (good_rps + bad_rps) / 2
-        if (yield middle_rps):
-            good_rps = middle_rps
-        else:
-            bad_rps = middle_rps
-    return Goodput(good_rps, is_bounded=True)

@@ -14,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from deployments.bench.answer import Ended
-from deployments.bench.score import Goodput, Result, Score
+from deployments.bench.score import Result, Score
+from deployments.bench.search import Goodput
 
 
 @contextmanager
@@ -32,6 +33,13 @@ def run_progress(total: int) -> Iterator[Callable[[Ended], None]]:
             bar.update(task, completed=over, description=f"in time {met / over:.0%}")
 
         yield count
+
+
+@contextmanager
+def rest_progress(seconds: float) -> Iterator[None]:
+    """Say that the server is left alone for so long."""
+    with Console(stderr=True).status(f"no load for {seconds:.0f} s, as the server refused or failed some"):
+        yield
 
 
 def print_table(console: Console, result: Result) -> None:
@@ -114,9 +122,11 @@ def probe_line(rate_rps: float, result: Result, wanted: float) -> str:
     """One line on a rate that a search tried."""
     is_good = result.overall.attainment >= wanted
     worst = min(result.kinds, key=lambda kind: result.kinds[kind].attainment)
+    sent = result.overall.requests
+    early = f"; ended after {sent} of {sent + result.unsent} requests" if result.unsent else ""
     return (
         f"{'✓' if is_good else '✗'} {rate_rps:8.3f} requests/s: {result.overall.attainment:6.1%} in time, "
-        f"worst {worst} {result.kinds[worst].attainment:.1%}"
+        f"worst {worst} {result.kinds[worst].attainment:.1%}{early}"
     )
 
 

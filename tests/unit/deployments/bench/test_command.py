@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 
 import pytest
 from completions_server import Behaviour, CompletionsServer
@@ -99,9 +100,36 @@ def test_search_finds_the_rate_that_the_server_can_bear(bench, tmp_path):
     assert f"goodput at 90%: {found['goodput_rps']:.3f}" in out
 
 
+class Shedding:
+    """Takes 20 requests, and then none until it is left alone for a second."""
+
+    def __init__(self):
+        self._count = 0
+        self._last_s = 0.0
+        self._is_over = False
+
+    def refuse(self, *_):
+        alone_s, self._last_s = time.perf_counter() - self._last_s, time.perf_counter()
+        self._count += 1
+        self._is_over = self._is_over or (self._count > 21 and alone_s > 1.0)
+        return None if self._count <= 20 or self._is_over else (429, {"code": "shed"})
+
+
+@pytest.mark.parametrize(("settle_s", "expected"), [(1.5, [True, False, True]), (0, [True, False, False])])
+def test_a_search_lets_a_server_rest_that_has_refused(bench, tmp_path, settle_s, expected):
+    path = tmp_path / "search.json"
+    searching = ("--search", "--min-rate", "40", "--max-rate", "80", "--precision", "0.4", "--json", path)
+    with CompletionsServer(Behaviour(refuse=Shedding().refuse)) as server:
+        code, out, err = bench("--url", server.url, *QUICK[2:], *searching, "--settle", settle_s)
+    assert code == 0, err
+    probes = json.loads(path.read_text())["probes"]
+    assert [probe["overall"]["attainment"] >= 0.9 for probe in probes] == expected
+    assert f"ended after {20 - probes[1]['unsent']} of 20 requests" in out
+
+
 def test_a_search_whose_lowest_rate_is_too_high_says_so(bench):
     with CompletionsServer(Behaviour(refuse=lambda *_: (429, {"code": "full"}))) as server:
-        code, out, _ = bench("--url", server.url, *QUICK[2:], "--search", *SEARCHED)
+        code, out, _ = bench("--url", server.url, *QUICK[2:], "--search", *SEARCHED, "--attainment", "0.01")
     assert code == 0
     assert "less than --min-rate" in out
     assert "20 refused: 429 full" in out

@@ -44,6 +44,16 @@ async def test_a_queue_builds_up_at_a_slow_server():
     assert score(run).overall.attainment <= 0.4
 
 
+async def test_no_more_is_sent_once_too_many_have_missed_and_all_that_was_is_awaited():
+    times = [0.0, 0.1, 0.2, 1.0, 1.1]
+    with CompletionsServer(Behaviour(seconds=lambda _: 0.5)) as server:
+        async with connected(server.url, None, 20.0) as target:
+            asking = Asking("tiny", Prompts(range(5, 50)))
+            run = await offer(target, arrivals(times, ttft_s=0.1), asking, max_missed=1)
+    assert (len(run.ended), run.unsent) == (3, 2)
+    assert {ended.answer.fate for ended in run.ended} == {Fate.ANSWERED}
+
+
 async def test_what_is_sent():
     with CompletionsServer() as server:
         await load(server, arrivals([0.0], ttft_s=0.25), key="secret")

@@ -1,9 +1,9 @@
-"""What a run is worth, and where goodput ends."""
+"""What a run is worth."""
 
 import pytest
 
 from deployments.bench.answer import Answer, Ended, Fate, Offered
-from deployments.bench.score import Goodput, bisection, score
+from deployments.bench.score import score
 from simulator.workload.arrivals import Arrival
 from slo.tiers import PREMIUM, STANDARD
 
@@ -66,27 +66,3 @@ def test_quantiles_are_of_those_that_got_a_token():
 @pytest.mark.parametrize(("late_s", "is_slow"), [(0.001, False), (0.5, True), (-0.1, False)])
 def test_a_slow_client_is_told(late_s, is_slow):
     assert score(Offered([ended(late_s=late_s)] * 10, wall_s=1.0)).is_client_slow is is_slow
-
-
-def found(limit_rps, low_rps=1.0, high_rps=9.0, precision=0.05):
-    rates, tried = bisection(low_rps, high_rps, precision), []
-    rate_rps = next(rates)
-    while True:
-        tried.append(rate_rps)
-        try:
-            rate_rps = rates.send(rate_rps <= limit_rps)
-        except StopIteration as end:
-            return end.value, tried
-
-
-@pytest.mark.parametrize("limit_rps", [1.0, 2.34, 5.0, 8.99])
-def test_bisection_closes_in_on_the_highest_good_rate(limit_rps):
-    goodput, tried = found(limit_rps)
-    assert goodput.is_bounded
-    assert limit_rps * 0.94 <= goodput.rate_rps <= limit_rps
-    assert len(tried) < 12
-
-
-def test_bisection_says_when_the_limits_do_not_hold_it():
-    assert found(0.5) == (Goodput(None, is_bounded=True), [1.0])
-    assert found(100.0) == (Goodput(9.0, is_bounded=False), [1.0, 9.0])
