@@ -43,13 +43,14 @@ def _show(found: CapacityPlan, console: Console) -> None:
     table = Table(
         title=f"{found.arm}, {found.rate_rps:g} requests/s, {found.target:.0%} of each tier in time"
     )
-    for heading in ("prefill replicas", "in time", *tiers, "refused", "busy"):
+    for heading in ("prefill replicas", "in time", *tiers, "refused", "busy", "queue"):
         table.add_column(heading, justify="right")
     for point in found.points:
         shares = [f"{point.by_tier[tier]:.1%}" for tier in tiers]
         row = (str(point.replicas), f"{point.attainment:.1%}", *shares, f"{point.refused:.1%}")
         style = "bold" if point.replicas == found.chosen else None
-        table.add_row(*row, f"{point.utilisation:.0%}", style=style)
+        queue = "keeps up" if point.keeps_up else "grows"
+        table.add_row(*row, f"{point.utilisation:.0%}", queue, style=style)
     console.print(table)
     if found.chosen is None or found.decode_replicas is None:
         tier = "prefill" if found.chosen is None else "decode"

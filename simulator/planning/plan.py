@@ -1,6 +1,7 @@
 """Capacity planning: the fewest replicas that keep the objectives of a load, found by simulating it.
 
-Owns the search. Attainment is taken to rise with the number of replicas.
+Owns the search. Attainment is taken to rise with the number of replicas. A stream may be too short for a
+queue that grows to make anybody late, so what replicas keep up with is told by their work.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class PlanPoint:
     Attributes:
         refused: Fraction of all requests that were refused; they are not in time.
         utilisation: Of the prefill replicas' device time.
+        load: Prefill work that was done for the stream, seconds per second of it and replica. Who was refused
+            and what a prefix cache held took none.
     """
 
     replicas: int
@@ -59,11 +62,17 @@ class PlanPoint:
     by_tier: Mapping[str, float]
     refused: float
     utilisation: float
+    load: float
     setting: Mapping[str, float]
 
+    @property
+    def keeps_up(self) -> bool:
+        """Whether its queue does not grow for as long as the load lasts."""
+        return self.load < 1.0
+
     def reaches(self, target: float) -> bool:
-        """Whether every tier does."""
-        return min(self.by_tier.values(), default=1.0) >= target
+        """Whether every tier does, for as long as the load lasts."""
+        return self.keeps_up and min(self.by_tier.values(), default=1.0) >= target
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +81,8 @@ class CapacityPlan:
 
     Attributes:
         points: Everything that was simulated, by number of prefill replicas.
-        chosen: The fewest prefill replicas that reach the target for every tier; None when no number does.
+        chosen: The fewest prefill replicas that keep up and reach the target for every tier; None when no
+            number does.
         decode_replicas: The fewest that keep TPOT for every tier and have memory at once for the target's
             part of all requests; None when no number does.
         load: Prefill work that is offered, seconds per second on one replica, one prompt after the other.
@@ -122,7 +132,7 @@ def plan(setup: FleetSetup, demand: PlannedLoad, tried: Tried = lambda _: None) 
 
         def reaches(replicas: int) -> bool:
             fleet = replace(setup, prefill_replicas=replicas, decode_replicas=decode_replicas)
-            simulated[replicas] = _best_run(fleet, arrivals)
+            simulated[replicas] = _best_run(fleet, arrivals, demand.rate_rps)
             tried(replicas)
             return simulated[replicas][0].reaches(demand.target)
 
@@ -158,17 +168,19 @@ def plan(setup: FleetSetup, demand: PlannedLoad, tried: Tried = lambda _: None) 
     )
 
 
-def _best_run(setup: FleetSetup, arrivals: Sequence[Arrival]) -> tuple[PlanPoint, FleetRun]:
+def _best_run(setup: FleetSetup, arrivals: Sequence[Arrival], rate_rps: float) -> tuple[PlanPoint, FleetRun]:
     found = []
     for setting in setup.arm.settings if setup.setting is None else [setup.setting]:
         run = simulate(replace(setup, setting=setting), arrivals)
+        busy_s = sum(replica.busy_s for replica in run.prefill)
         point = PlanPoint(
             setup.prefill_replicas,
             run.attainment,
             run.by_tier,
             run.refused,
             run.prefill_utilisation,
+            busy_s / len(arrivals) * rate_rps / setup.prefill_replicas,
             dict(setting),
         )
         found.append((point, run))
-    return max(found, key=lambda pair: (min(pair[0].by_tier.values()), pair[0].attainment))
+    return max(found, key=lambda pair: (pair[0].keeps_up, min(pair[0].by_tier.values()), pair[0].attainment))

@@ -13,7 +13,7 @@ from simulator.fleet.setup import FleetSetup
 from simulator.planning.decode_plan import max_replicas, min_replicas
 from simulator.planning.plan import PlannedLoad, plan
 from simulator.report.plots import capacity_plot
-from simulator.workload.arrivals import Kind, Mix
+from simulator.workload.arrivals import Kind, LengthClass, Mix, Trace
 from slo.predict.handoff import INSTANT_LINK
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM
 
@@ -67,6 +67,28 @@ def test_a_load_needs_at_least_as_many_replicas_as_its_work():
     found = plan(setup, PlannedLoad(mix, rate_rps, 1500, target=0.9))
     assert found.load == pytest.approx(2.5)
     assert found.chosen == 3
+
+
+@pytest.mark.parametrize("arm", ["slackserve", "fcfs"])
+@pytest.mark.parametrize("ttft_s", [600.0, None])
+def test_a_plan_keeps_up_however_long_its_objectives_are_beside_the_stream(arm, ttft_s):
+    """Within twenty seconds nobody is late who may take ten, by however little prefill."""
+    mix = Mix({"batch": Kind(1.0, 12000, ttft_s, BACKGROUND, sigma=0.3, output_tokens=4)})
+    found = plan(fleet(arm), PlannedLoad(mix, 4.0, 80))
+    assert found.chosen >= found.load > 4.0
+    behind = [point for point in found.points if point.replicas < found.chosen]
+    assert behind
+    assert not any(point.keeps_up for point in behind)
+    assert found.best.keeps_up
+
+
+def test_what_a_plan_keeps_up_with_is_the_work_that_is_done():
+    """Prompts that share nearly all of their tokens take a fraction of what they would take alone."""
+    records = [(float(number), 8192, 4, (*range(15), 100 + number)) for number in range(100)]
+    hour = LengthClass(math.inf, "file", 3600.0, BACKGROUND)
+    trace = Trace(records, [hour], fleet().hardware.cost.prefill_s)
+    found = plan(fleet(), PlannedLoad(trace, 4.0, 100))
+    assert found.chosen < found.load
 
 
 def test_an_objective_below_the_prefill_time_is_out_of_reach():
