@@ -104,6 +104,10 @@ class SloMonitor:
             except Exception:
                 _LOGGER.exception("look_failed")
             try:
+                self._export()
+            except Exception:
+                _LOGGER.exception("export_failed")
+            try:
                 if self._is_abandoned():
                     _LOGGER.info("abandoned")
                     ray.kill(ray.get_actor(self._name, namespace=NAMESPACE), no_restart=True)
@@ -118,10 +122,6 @@ class SloMonitor:
 
     def _look(self) -> None:
         now_s = time.monotonic()
-        if now_s < self._yields_until_s:
-            self._exporter.close()
-        else:
-            self._exporter.open()
         for model, core in list(self._cores.items()):
             if self._is_gone(core, now_s):
                 del self._cores[model]
@@ -130,7 +130,13 @@ class SloMonitor:
             reason = core.look(now_s)
             if (policy := core.policy).version != before:
                 _LOGGER.info("policy_revised model=%s reason=%s %s", model, reason.value, policy)
+
+    def _export(self) -> None:
         started_s = time.monotonic()
+        if started_s < self._yields_until_s:
+            self._exporter.close()
+        else:
+            self._exporter.open()
         if started_s >= self._show_at_s:
             computed_s = time.thread_time()  # without that of others, which counts most under overload
             self._exporter.show(self._cores, started_s)

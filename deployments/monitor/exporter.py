@@ -56,7 +56,7 @@ class Exporter:
         if port:
             try:
                 self._server, _ = start_http_server(port, host, self._registry)
-            except OSError as error:
+            except (OSError, UnicodeError) as error:  # the latter where it is not even the form of a name
                 if str(error) != self.refused:
                     self.refused = str(error)
                     _LOGGER.warning("metrics_not_exported %s:%d %s", host, port, error)

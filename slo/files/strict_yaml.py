@@ -33,6 +33,14 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 def _named_address(value: str) -> str:
     if not value.strip():
         raise ValueError("is empty; give an address, such as 127.0.0.1, or 0.0.0.0 for all of the machine's")
+    try:
+        value.encode("idna")
+    except UnicodeError:  # as of an empty label
+        is_name = False
+    else:
+        is_name = value.split() == [value]
+    if not is_name:
+        raise ValueError(f"{value!r} is neither an address nor a name; give one, such as 127.0.0.1")
     return value
 
 

@@ -189,6 +189,9 @@ def test_defaults_are_the_documented_tiers():
         ),
         ({"host": ""}, "host", "is empty; give an address"),
         ({"monitor": {"host": " "}}, "monitor.host", "is empty; give an address"),
+        ({"monitor": {"host": "head..svc"}}, "monitor.host", "is neither an address nor a name"),
+        ({"monitor": {"host": "x" * 64}}, "monitor.host", "is neither an address nor a name"),
+        ({"host": "two names"}, "host", "is neither an address nor a name"),
         *(
             ({tier: {"engine_kwargs": {key: value}}}, f"{tier}.engine_kwargs", hint)
             for tier in ("prefill", "decode")

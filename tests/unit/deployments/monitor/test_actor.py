@@ -4,9 +4,13 @@ import asyncio
 import time
 from types import SimpleNamespace
 
+import pytest
+from ports import free_port
+
 from deployments.monitor import actor
 from deployments.monitor.actor import MonitorOptions, SloMonitor
 from slo.monitor.settings import MonitorSettings
+from slo.monitor.shedding import SteerReason
 
 
 async def test_a_monitor_that_could_not_end_itself_tries_again(monkeypatch, caplog):
@@ -63,3 +67,33 @@ def test_metrics_that_take_long_to_compute_are_shown_rarely_but_never_get_old(mo
     assert looked(monkeypatch, compute, 0.8) == 1
     monkeypatch.setattr(actor, "_SHOWN_FOR_S", 0.1)
     assert looked(monkeypatch, compute, 0.8) > 3
+
+
+def reason_and_refused(monkeypatch, host):
+    """Why a new monitor left its policy as it is, once it has looked, and why it exports nothing."""
+    monkeypatch.setattr(actor, "LOOK_S", 0.01)
+
+    async def watch():
+        monitor = SloMonitor(MonitorOptions({"tiny": MonitorSettings()}, host, free_port()), "slo-monitor-x")
+        await asyncio.sleep(0.2)
+        monitor._watching.cancel()
+        state = await monitor.state()
+        return state["reason"], state["metrics_refused"]
+
+    return asyncio.run(watch())
+
+
+@pytest.mark.parametrize("host", ["head..svc", "x" * 70])
+def test_a_monitor_decides_whatever_its_address_is(monkeypatch, host):
+    reason, refused = reason_and_refused(monkeypatch, host)
+    assert reason == SteerReason.TOO_SOON
+    assert refused
+
+
+def test_a_monitor_decides_whatever_becomes_of_its_metrics(monkeypatch, caplog):
+    def fail(_):
+        raise RuntimeError("no port today")
+
+    monkeypatch.setattr(actor.Exporter, "open", fail)
+    assert reason_and_refused(monkeypatch, "127.0.0.1")[0] == SteerReason.TOO_SOON
+    assert "no port today" in caplog.text
