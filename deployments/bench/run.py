@@ -82,19 +82,17 @@ class SearchPlan:
 
 
 def run_search(plan: BenchPlan, console: Console, searched: SearchPlan) -> dict[str, Any]:
-    """Find goodput, print a line for each rate that was tried, and return it as JSON."""
+    """Find goodput, print how each rate went that was tried, and return it as JSON."""
     wanted = searched.wanted
     probes: list[dict[str, Any]] = []
-    last: list[str] = []
 
     def show(rate_rps: float, result: Result) -> None:
         console.print(Text(probe_line(rate_rps, result, wanted)))
+        for line in remarks(result):
+            console.print(Text(f"  {line}", style="yellow"))
         probes.append({"rate_rps": rate_rps, **asdict(result)})
-        last[:] = remarks(result)
 
     model, found = asyncio.run(_search(plan, searched, show))
-    for line in last:
-        console.print(Text(line, style="yellow"))
     console.print(Text(goodput_line(found, wanted), style="bold"))
     goodput = {"goodput_rps": found.rate_rps, "is_bounded": found.is_bounded}
     return {"model": model, **goodput, "attainment": wanted, "probes": probes}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from deployments.bench.score import Result
@@ -27,7 +27,7 @@ class Goodput:
 
     Attributes:
         rate_rps: The highest rate that was good; None when not even the lowest was.
-        is_bounded: Whether a higher rate was tried and was not good.
+        is_bounded: Whether the next higher rate that was tried was not good, by no fault of the client.
     """
 
     rate_rps: float | None
@@ -62,16 +62,21 @@ async def search(
 ) -> Goodput:
     """Try rates, and let the server rest between them where `rest_s` says so.
 
-    A rate is good when the fraction `wanted` of its requests is in time.
+    A rate is good when the fraction `wanted` of its requests is in time. One that was not good with a client
+    that was too slow says nothing of the server.
     """
     rate_rps = next(rates)
+    lowest_bad_rps, is_client_slow = math.inf, False
     while True:
         result = await probe(rate_rps)
+        is_good = result.overall.attainment >= wanted
+        if not is_good and rate_rps < lowest_bad_rps:
+            lowest_bad_rps, is_client_slow = rate_rps, result.is_client_slow
         try:
-            rate_rps = rates.send(result.overall.attainment >= wanted)
+            rate_rps = rates.send(is_good)
         except StopIteration as end:
             found: Goodput = end.value
-            return found
+            return replace(found, is_bounded=found.is_bounded and not is_client_slow)
         if (seconds := rest_s(result, max_rest_s)) > 0:
             await rest(seconds)
 

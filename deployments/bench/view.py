@@ -132,6 +132,8 @@ def probe_line(rate_rps: float, result: Result, wanted: float) -> str:
 
 def goodput_line(found: Goodput, wanted: float) -> str:
     """One line on what a search found."""
+    if found.rate_rps is None and not found.is_bounded:
+        return f"goodput at {wanted:.0%}: unknown, as the client was too slow for --min-rate"
     if found.rate_rps is None:
         return f"goodput at {wanted:.0%}: less than --min-rate"
     bound = "" if found.is_bounded else "at least "

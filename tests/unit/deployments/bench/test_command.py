@@ -124,7 +124,8 @@ def test_a_search_lets_a_server_rest_that_has_refused(bench, tmp_path, settle_s,
     assert code == 0, err
     probes = json.loads(path.read_text())["probes"]
     assert [probe["overall"]["attainment"] >= 0.9 for probe in probes] == expected
-    assert f"ended after {20 - probes[1]['unsent']} of 20 requests" in out
+    sent = 20 - probes[1]["unsent"]
+    assert f"ended after {sent} of 20 requests\n  {sent} refused: 429 shed\n" in out
 
 
 def test_a_search_whose_lowest_rate_is_too_high_says_so(bench):

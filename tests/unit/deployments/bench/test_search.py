@@ -122,10 +122,10 @@ async def test_without_a_rest_it_does():
     assert (await found_of(Monitored(2.5, is_fresh=False), 0.0)).rate_rps < 0.8 * fresh.rate_rps
 
 
-def ran(fate, wall_s):
+def ran(fate, wall_s=1.0, ttft_s=9.0, late_s=0.0):
     arrival = Arrival(0, 0.0, "chat", 10, 2, 1.0, PREMIUM)
     reason = "" if fate is Fate.ANSWERED else "429 shed_by_policy"
-    return score(Offered([Ended(arrival, Answer(fate, 0.0, 1.0, reason, 9.0), 0.0)], wall_s))
+    return score(Offered([Ended(arrival, Answer(fate, 0.0, 1.0, reason, ttft_s), late_s)], wall_s))
 
 
 @pytest.mark.parametrize(
@@ -146,3 +146,23 @@ def test_a_server_rests_by_how_long_it_was_overloaded(fate, wall_s, expected_s):
 )
 def test_how_many_may_miss(requests, wanted, most):
     assert max_missed(requests, wanted) == most
+
+
+@pytest.mark.parametrize(
+    ("slow_from_rps", "bad_from_rps", "expected"),
+    [
+        (3.0, 3.0, Goodput(2.75, is_bounded=False)),
+        (4.0, 3.0, Goodput(2.75, is_bounded=True)),  # a lower rate was bad that it did offer
+        (9.0, 3.0, Goodput(2.75, is_bounded=True)),
+        (0.1, 0.1, Goodput(None, is_bounded=False)),
+    ],
+)
+async def test_a_client_that_was_too_slow_bounds_nothing(slow_from_rps, bad_from_rps, expected):
+    async def probe(rate_rps):
+        late_s = 0.5 if rate_rps >= slow_from_rps else 0.0
+        return ran(Fate.ANSWERED, ttft_s=9.0 if rate_rps >= bad_from_rps else 0.5, late_s=late_s)
+
+    async def rest(_):
+        raise AssertionError("nothing was refused")
+
+    assert await search(bisection(0.5, 5.0, 0.1), WANTED, probe, rest, 240.0) == expected

@@ -7,7 +7,8 @@ from rich.console import Console
 
 from deployments.bench.answer import Answer, Ended, Fate, Offered
 from deployments.bench.score import score
-from deployments.bench.view import print_table
+from deployments.bench.search import Goodput
+from deployments.bench.view import goodput_line, print_table
 from simulator.workload.arrivals import Arrival
 from slo.tiers import BACKGROUND, PREMIUM
 
@@ -37,3 +38,19 @@ def test_a_table_that_fits_the_usual_terminal_is_no_wider():
     quick = [ended("conversation", PREMIUM, 0.5), ended("document", BACKGROUND, 0.75)] * 2000
     print_table(console, score(Offered(quick, wall_s=60.0)))
     assert max(map(len, console.file.getvalue().splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        (Goodput(2.0, is_bounded=True), "goodput at 90%: 2.000 requests/s"),
+        (Goodput(2.0, is_bounded=False), "goodput at 90%: at least 2.000 requests/s"),
+        (Goodput(None, is_bounded=True), "goodput at 90%: less than --min-rate"),
+        (
+            Goodput(None, is_bounded=False),
+            "goodput at 90%: unknown, as the client was too slow for --min-rate",
+        ),
+    ],
+)
+def test_what_a_search_says_of_what_it_found(found, line):
+    assert goodput_line(found, 0.9) == line
