@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import errno
 import resource
+import ssl
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -52,6 +55,16 @@ class Server:
                 if response.status != _OK:
                     return None
                 return [str(model["id"]) for model in (await response.json(content_type=None))["data"]]
+        except aiohttp.ClientConnectorCertificateError as error:
+            why = getattr(error.certificate_error, "verify_message", "") or error.certificate_error
+            raise BenchError(
+                f"{self._url}: this client does not trust the server's certificate ({why}); give "
+                "--cacert FILE, with the certificate or that of who signed it"
+            ) from None
+        except aiohttp.ClientConnectorSSLError as error:
+            raise BenchError(
+                f"{self._url} does not speak TLS as this client does ({error.strerror}); is it http://?"
+            ) from None
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             why = str(error) or type(error).__name__
             raise BenchError(f"{self._url} cannot be reached: {why}; is the server running?") from None
@@ -88,21 +101,53 @@ _LOOK: Final = aiohttp.ClientTimeout(total=10)
 
 
 @asynccontextmanager
-async def connected(url: str, api_key: str | None, timeout_s: float) -> AsyncIterator[Server]:
+async def connected(
+    url: str, api_key: str | None, timeout_s: float, cacert: Path | None = None
+) -> AsyncIterator[Server]:
     """Connect to the server at `url`, given with or without `/v1`; requests longer than `timeout_s` fail.
 
-    From then on this process may have as many connections as the system lets it.
+    With `cacert`, its certificates are trusted and no others. From then on this process may have as many
+    connections as the system lets it.
     """
-    base = url.rstrip("/").removesuffix("/v1").rstrip("/")
-    if not base.startswith(("http://", "https://")):
-        raise BenchError(f"--url: {url!r} does not begin with http:// or https://")
+    base = _base(url)
+    trust = True if cacert is None else _trusting(cacert, base)
     _raise_descriptor_limit()
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, ssl=trust),
         timeout=aiohttp.ClientTimeout(total=timeout_s),
         headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
     ) as session:
         yield Server(session, f"{base}/v1")
+
+
+def _base(url: str) -> str:
+    """Without `/v1`.
+
+    Raises:
+        BenchError: when no server can be there.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise BenchError(f"--url: {url!r} does not begin with http:// or https://")
+    try:
+        parts = urlsplit(url)
+        why = "" if parts.hostname else "it names no host"
+        _ = parts.port
+    except ValueError as error:
+        why = str(error)
+    if why:
+        raise BenchError(
+            f"--url: {url!r} is no address of a server ({why}); give one like http://127.0.0.1:8000"
+        )
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _trusting(cacert: Path, base: str) -> ssl.SSLContext:
+    if not base.startswith("https://"):
+        raise BenchError("--cacert: counts for nothing with http://; leave it out, or give https://")
+    try:
+        return ssl.create_default_context(cafile=cacert)
+    except OSError as error:
+        raise BenchError(f"--cacert: {cacert}: no certificates can be read ({error.strerror})") from None
 
 
 def _raise_descriptor_limit() -> None:

@@ -32,6 +32,9 @@ def bench(  # noqa: PLR0913 - each is an option of the command
     api_key: Annotated[
         str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as bearer token.")
     ] = None,
+    cacert: Annotated[
+        Path | None, typer.Option(help="Trust the certificates in this file, and no others.")
+    ] = None,
     mix: Annotated[
         str | None, typer.Option(help="embedded (the default), assistant, or a YAML file.")
     ] = None,
@@ -99,6 +102,7 @@ def bench(  # noqa: PLR0913 - each is an option of the command
         slo_headers=slo_headers,
         body={"ignore_eos": True} if ignore_eos else {},
         timeout_s=timeout,
+        cacert=cacert,
     )
     check_file("--json", json_file, BenchError)
     console = Console(soft_wrap=True)

@@ -6,6 +6,7 @@ import asyncio
 import difflib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -40,6 +41,7 @@ class BenchPlan:
         slo_headers: Whether the server is told tiers and objectives; they are scored in any case.
         body: Further fields of every request's body.
         timeout_s: After this a request has failed.
+        cacert: Certificates to trust, and no others; None trusts those that the system does.
     """
 
     url: str
@@ -53,6 +55,7 @@ class BenchPlan:
     slo_headers: bool
     body: dict[str, Any]
     timeout_s: float
+    cacert: Path | None = None
 
 
 def run_once(plan: BenchPlan, console: Console, rate_rps: float) -> dict[str, Any]:
@@ -99,7 +102,7 @@ def run_search(plan: BenchPlan, console: Console, searched: SearchPlan) -> dict[
 
 
 async def _once(plan: BenchPlan, rate_rps: float) -> tuple[str, Result]:
-    async with connected(plan.url, plan.api_key, plan.timeout_s) as server:
+    async with connected(plan.url, plan.api_key, plan.timeout_s, plan.cacert) as server:
         model = await _model(server, plan.model)
         return model, await _probe(server, model, plan, rate_rps)
 
@@ -107,7 +110,7 @@ async def _once(plan: BenchPlan, rate_rps: float) -> tuple[str, Result]:
 async def _search(
     plan: BenchPlan, searched: SearchPlan, show: Callable[[float, Result], None]
 ) -> tuple[str, Goodput]:
-    async with connected(plan.url, plan.api_key, plan.timeout_s) as server:
+    async with connected(plan.url, plan.api_key, plan.timeout_s, plan.cacert) as server:
         model = await _model(server, plan.model)
 
         async def probe(rate_rps: float) -> Result:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 import time
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ class Behaviour:
 
     `seconds` says how long a prompt of so many tokens takes before its first token; they wait for each other
     if `is_serial`. `refuse` answers a request with an error if it returns a status and an error; `event` is
-    sent as it is after the first token.
+    sent as it is after the first token. `tls` has it speak HTTPS.
     """
 
     seconds: object = lambda tokens: 0.0
@@ -29,6 +30,7 @@ class Behaviour:
     tpot_s: float = 0.0
     key: str | None = None
     models: tuple[str, ...] = ("tiny", "other")
+    tls: ssl.SSLContext | None = None
 
 
 @dataclass
@@ -62,9 +64,10 @@ class CompletionsServer:
         app.router.add_post("/v1/completions", self._completions)
         runner = web.AppRunner(app, shutdown_timeout=0)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        tls = self.behaviour.tls
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
         await site.start()
-        self.url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
+        self.url = f"{'https' if tls else 'http'}://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
         started.set()
         await self._stop.wait()
         await runner.cleanup()

@@ -1,10 +1,12 @@
 """`slackserve bench` as a user sees it."""
 
 import json
+import ssl
 import sys
 import time
 
 import pytest
+from certificates import self_signed
 from completions_server import Behaviour, CompletionsServer
 
 from deployments import cli
@@ -162,6 +164,12 @@ def test_a_search_whose_lowest_rate_is_too_high_says_so(bench):
         (("--search", "--max-rate", "inf"), "inf is no finite number"),
         (("--api-key", "a key\nand another"), "no header can have '\\n'"),
         (("--json", "/nowhere/run.json"), "cannot be written"),
+        (("--url", "127.0.0.1:8000"), "does not begin with http:// or https://"),
+        (("--url", "http://[::1"), "--url: 'http://[::1' is no address of a server (Invalid IPv6 URL)"),
+        (("--url", "http://127.0.0.1:99999"), "is no address of a server (Port out of range 0-65535)"),
+        (("--url", "https://"), "is no address of a server (it names no host)"),
+        (("--cacert", "none.pem"), "--cacert: counts for nothing with http://"),
+        (("--url", "https://127.0.0.1:9", "--cacert", "none.pem"), "none.pem: no certificates can be read"),
         (("--profile", "none.json"), "none.json cannot be read"),
     ],
 )
@@ -187,6 +195,26 @@ def test_a_server_that_is_not_there(bench, server):
     err = " ".join(err.split())  # without the terminal's line breaks
     assert "cannot be reached" in err
     assert "is the server running?" in err
+
+
+def test_a_server_with_a_certificate_of_its_own(bench, tmp_path):
+    made = self_signed(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(made.certificate, made.key)
+    with CompletionsServer(Behaviour(tls=tls)) as server:
+        code, _, err = bench("--url", server.url, *QUICK)
+        assert code == 2
+        err = " ".join(err.split())
+        assert "does not trust the server's certificate (self-signed certificate); give --cacert" in err
+        assert "is the server running?" not in err
+        code, _, err = bench("--url", server.url, *QUICK, "--cacert", made.certificate)
+        assert code == 0, err
+
+
+def test_a_server_without_tls(bench, server):
+    code, _, err = bench("--url", server.url.replace("http:", "https:"), *QUICK)
+    assert code == 2
+    assert "does not speak TLS as this client does" in " ".join(err.split())
 
 
 def test_a_server_that_wants_a_key(bench):
