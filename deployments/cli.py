@@ -156,7 +156,9 @@ def trace(
     """Print what the processes on this machine have logged of one request, in the order of time."""
     events = events_of(request_id, logs)
     if not events:
-        _console.print(Text(f"trace: the logs in {logs} say nothing of {request_id}", style="red"))
+        nothing = f"the logs in {logs} say nothing of {request_id}"
+        why = nothing if logs.is_dir() else f"there is no directory {logs}"
+        _console.print(Text(f"trace: {why}", style="red"))
         raise typer.Exit(1)
     Console(soft_wrap=True).print(timeline(events))
 

@@ -95,3 +95,9 @@ def test_logs_that_were_full_are_searched_too(tmp_path, name):
 def test_the_command_says_when_there_is_nothing(request_logs):
     assert CliRunner().invoke(app, ["trace", ID, "--logs", str(request_logs)]).exit_code == 0
     assert CliRunner().invoke(app, ["trace", "nobody", "--logs", str(request_logs)]).exit_code == 1
+
+
+def test_the_command_says_when_there_are_no_logs(tmp_path):
+    ran = CliRunner().invoke(app, ["trace", ID, "--logs", str(tmp_path / "none")])
+    assert ran.exit_code == 1
+    assert "there is no directory" in " ".join(ran.output.split())

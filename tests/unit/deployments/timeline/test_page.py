@@ -91,3 +91,10 @@ def test_times_are_read_as_people_write_them(text, value):
 def test_what_is_no_time_is_refused(text):
     with pytest.raises(typer.BadParameter, match="write 60s, 5m or 1h"):
         seconds(text)
+
+
+@pytest.mark.parametrize("text", ["20000000h", "86401s", "9" * 400])
+def test_more_than_a_day_is_refused_before_anybody_is_asked(text):
+    with pytest.raises(typer.BadParameter, match="at most 24h"):
+        seconds(text)
+    assert seconds("24h") == 86400
