@@ -56,6 +56,7 @@ class Queued(msgspec.Struct, frozen=True, array_like=True):
         pairs: Their `slo.predict.prefill_time.attention_pairs`.
         missing_blocks: KV blocks that it needs and does not hold, for the whole prompt.
         request: The engine's name for it.
+        has_started: Whether the engine computes it already, a chunk at a time.
     """
 
     prefill: Prefill
@@ -64,6 +65,7 @@ class Queued(msgspec.Struct, frozen=True, array_like=True):
     missing_blocks: int
     held_blocks: int = 0
     request: str = ""
+    has_started: bool = False
 
 
 class SuspendedView(msgspec.Struct, frozen=True, array_like=True):

@@ -66,12 +66,12 @@ class QueueView:
         started = [request for request in scheduler.running if request.request_id not in suspended]
         if self._stepper.running is not None:
             queue = [
-                msgspec.structs.replace(self.item(request), held_blocks=0)
+                msgspec.structs.replace(self.item(request, has_started=True), held_blocks=0)
                 for request in started
                 if request.num_computed_tokens < request.num_prompt_tokens
             ]
         else:
-            queue = [self.item(request) for request in started]
+            queue = [self.item(request, has_started=True) for request in started]
         if may_start:
             if predictor != self._predictor or len(self._untouched) > 2 * len(scheduler.waiting):
                 self._predictor, self._untouched = predictor, {}
@@ -113,12 +113,12 @@ class QueueView:
         request = self._scheduler.requests.get(request_id)
         return "" if request is None else str(argument(request, JOB_XARG) or "")
 
-    def item(self, request: Request) -> Queued:
+    def item(self, request: Request, *, has_started: bool = False) -> Queued:
         """A request that is not part of a suspended step."""
         held, missing = self._scheduler.kv_cache_manager.blocks_of(request)
         tokens, context = _left(request)
         pairs = attention_pairs(tokens, context)
-        return Queued(self._alone(request), tokens, pairs, missing, held, request.request_id)
+        return Queued(self._alone(request), tokens, pairs, missing, held, request.request_id, has_started)
 
     def arrived(self, request: Request) -> Prefill:
         """A request that has just reached the engine, as the decision rules see it."""

@@ -65,7 +65,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         """Whether a step may be issued while one runs; then none is ever stopped."""
         CommitOnCompletion.adopt(self.kv_cache_manager, delays=not self._is_ahead)
         self._setup = EngineSetup.of(self.vllm_config)
-        self._stepper = _stepper(self._setup)
+        self._stepper = _stepper(self._setup, self.max_num_running_reqs)
         self._suspensions = self._stepper.suspensions
         self._queue = QueueView(self, self._stepper)
         self._bulletin = Bulletin(self._setup.board)
@@ -217,7 +217,10 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             pool = self.kv_cache_manager.block_pool
             free_blocks = pool.get_num_free_blocks()
             used_blocks = pool.num_gpu_blocks - 1 - free_blocks
-            memory = Memory(used_blocks, self._queue.shared_blocks, self._queue.freed_blocks)
+            free_places = self.max_num_running_reqs - len(self.running) if self._holds_slots else math.inf
+            memory = Memory(
+                used_blocks, self._queue.shared_blocks, self._queue.freed_blocks, free_places=free_places
+            )
             queue, suspended = self._queue.queued(may_start=may_start), self._queue.suspended(now_s)
             refused = self._memory_refused
             command = self._stepper.next_step(
@@ -435,7 +438,7 @@ class CommitOnCompletion(KVCacheManager):  # type: ignore[misc] # vLLM ships no 
         manager.delays = delays
 
 
-def _stepper(setup: EngineSetup) -> Stepper:
+def _stepper(setup: EngineSetup, most_members: int) -> Stepper:
     nothing_known = PrefillPredictor(0.0, 0.0)
     rules = ChoiceRules(
         QueueOrder(setup.order),
@@ -444,5 +447,6 @@ def _stepper(setup: EngineSetup) -> Stepper:
         Forecast(),
         setup.fairness(),
         targets=setup.class_targets(),
+        most_members=most_members,
     )
     return Stepper(rules, setup.limits, setup.arrival_wait_s)

@@ -1,4 +1,4 @@
-"""Who fits into a replica's KV memory, and who loses what it holds for another.
+"""Who fits into a replica's KV memory and its model runner, and who loses what it holds for another.
 
 Pure: no engine. Who waits instead, and who runs, is `prefill_node.engine.stepping.step_choice`. A choice may
 have to look at thousands that do not fit, each in a few microseconds.
@@ -6,6 +6,7 @@ have to look at thousands that do not fit, each in a few microseconds.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ def all_freed(holders: Sequence[Holder]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The KV memory of a replica.
+    """The KV memory of a replica, and the places for requests in its model runner.
 
     Attributes:
         used_blocks: All that are not free. Those that nobody holds who waits are of prefills that have ended:
@@ -42,11 +43,13 @@ class Memory:
             it fits without.
         freed_blocks: How many blocks become free as each of these, one after the other, loses what it holds:
             those that nobody else holds.
+        free_places: So many may start; infinite where one that has started takes no place between its chunks.
     """
 
     used_blocks: int = 0
     shared_blocks: Callable[[Queued], int] = nothing_shared
     freed_blocks: Callable[[Sequence[Holder]], list[int]] = all_freed
+    free_places: float = math.inf
 
 
 NOTHING_ELSE: Final = Memory()
@@ -59,11 +62,12 @@ That takes a microsecond for each. Behind them only who fits without may start: 
 from those before it."""
 
 
-class FreeBlocks:
-    """The free blocks at one choice."""
+class FreeRoom:
+    """The free blocks and places at one choice."""
 
     def __init__(self, free_blocks: int, memory: Memory) -> None:
         self.free_blocks = free_blocks
+        self.free_places = memory.free_places
         self._memory = memory
         self._shared: dict[str, int] = {}
         self._looked_up = 0
@@ -80,6 +84,10 @@ class FreeBlocks:
             self._looked_up += missing
             shared = self._shared[item.request] = self._memory.shared_blocks(item)
         return missing - shared
+
+    def has_place(self, item: Queued) -> bool:
+        """Whether the model runner knows one, or can."""
+        return item.has_started or self.free_places > 0
 
 
 class Holders:
@@ -133,7 +141,8 @@ class Holders:
     def give_up(self, first: Queued, may_take: float, short_blocks: int) -> Sequence[Holder] | None:
         """Those worth up to `may_take` that free so many blocks for `first`; None if they do not.
 
-        Of those that would run before it only who is worth less gives up anything.
+        At least one does, and with its memory its place. Of those that would run before it only who is worth
+        less gives up anything.
         """
         lighter = bisect_left(self._worths, may_take)
         most = bisect_right(self._worths, may_take)

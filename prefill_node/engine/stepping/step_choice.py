@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from prefill_node.board.messages import Queued
-from prefill_node.engine.stepping.memory import NOTHING_ELSE, FreeBlocks, Holders, Memory
+from prefill_node.engine.stepping.memory import NOTHING_ELSE, FreeRoom, Holders, Memory
 from prefill_node.engine.stepping.suspension import Suspended, SuspendedStep
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits
@@ -71,6 +71,7 @@ class ChoiceRules:
         fairness: What is owed to those that would be left behind; None for nothing.
         stop: How soon steps must be able to stop; None for no bound.
         targets: What each class aims at; None when all requests are alike.
+        most_members: The engine runs no more requests in a step.
     """
 
     queue_order: QueueOrder
@@ -80,6 +81,7 @@ class ChoiceRules:
     fairness: Fairness | None = None
     stop: StopBound | None = None
     targets: ClassTargets | None = None
+    most_members: float = math.inf
 
 
 def in_order(
@@ -111,13 +113,13 @@ def choose(
 
     Nothing runs while a step has just been preempted for a job that has not reached the engine yet. A
     suspended step does not go on before the job that it was preempted for is served, unless a member has been
-    suspended for as long as it may be, or nothing else can run. The first in order that fits in memory runs.
-    One that does not fit waits for suspended steps, or prompts between two chunks, to finish if its slack
-    allows, and takes the memory of those of no more weight than itself, the least valuable first, if not; of
-    those that would run before it, it takes only that of lesser weight. What one of a class that starves has
-    come to be worth counts for its weight while it holds memory. One that nothing may stop, as its class
-    would starve, may take anybody's, and as long as it does not fit nothing else starts. `ordered` is
-    `in_order` of the same, by who has it already.
+    suspended for as long as it may be, or nothing else can run. The first in order that fits in memory, and
+    has a place in the model runner or can have one, runs. One that does not fit waits for suspended steps, or
+    prompts between two chunks, to finish if its slack allows, and takes the memory of those of no more weight
+    than itself, the least valuable first, if not; of those that would run before it, it takes only that of
+    lesser weight. What one of a class that starves has come to be worth counts for its weight while it holds
+    memory. One that nothing may stop, as its class would starve, may take anybody's, and as long as it does
+    not fit nothing else starts. `ordered` is `in_order` of the same, by who has it already.
     """
     overdue = [item for item in suspended if item.overdue]
     if overdue:
@@ -127,7 +129,7 @@ def choose(
     if ordered is None:
         ordered = in_order(queue, suspended, now_s, rules)
     ready = [item for item in suspended if not item.blocked]
-    room = FreeBlocks(free_blocks, memory)
+    room = FreeRoom(free_blocks, memory)
     holders = Holders(queue, suspended, memory, lambda prefill: _worth(prefill, now_s, rules))
     choice = _first_that_fits(queue, ready, room, holders, now_s, rules, ordered)
     if choice is not None:
@@ -140,7 +142,7 @@ def choose(
 def _first_that_fits(
     queue: Sequence[Queued],
     ready: Sequence[Suspended],
-    room: FreeBlocks,
+    room: FreeRoom,
     holders: Holders,
     now_s: float,
     rules: ChoiceRules,
@@ -156,7 +158,8 @@ def _first_that_fits(
         if (resumable := steps.get(first.job_id)) is not None:
             return Resume(resumable.step, boost)
         item = queued[first.job_id]
-        if room.new_blocks(item) <= free_blocks:
+        has_place = room.has_place(item)
+        if has_place and room.new_blocks(item) <= free_blocks:
             return _start(_until_suspended(ordered[position:], queued), room, boost, now_s, rules)
         room_s = slack_s(first.deadline_s, now_s, first.remaining_s)
         may_take = holders.may_take(item)
@@ -166,7 +169,7 @@ def _first_that_fits(
         short_blocks = item.missing_blocks - free_blocks  # those who lose theirs may be those it shares with
         given_up = None if waits else holders.give_up(item, may_take, short_blocks)
         if given_up is not None:
-            if room.new_blocks(item, always_looks=True) <= free_blocks:
+            if has_place and room.new_blocks(item, always_looks=True) <= free_blocks:
                 return _start(_until_suspended(ordered[position:], queued), room, boost, now_s, rules)
             return Start(
                 (item.request,),
@@ -186,7 +189,7 @@ def _worth(prefill: Prefill, now_s: float, rules: ChoiceRules) -> float:
 
 
 def _start(
-    ahead: Sequence[Queued], room: FreeBlocks, boost: Boost | None, now_s: float, rules: ChoiceRules
+    ahead: Sequence[Queued], room: FreeRoom, boost: Boost | None, now_s: float, rules: ChoiceRules
 ) -> Start:
     """The first of these, and those that share its step."""
     requests = _joined(ahead, room, now_s, rules)
@@ -203,15 +206,16 @@ def _until_suspended(ordered: Sequence[Prefill], queued: dict[JobId, Queued]) ->
     return ahead
 
 
-def _joined(ahead: Sequence[Queued], room: FreeBlocks, now_s: float, rules: ChoiceRules) -> tuple[str, ...]:
+def _joined(ahead: Sequence[Queued], room: FreeRoom, now_s: float, rules: ChoiceRules) -> tuple[str, ...]:
     fitting: list[Queued] = []
-    free_blocks, tokens = room.free_blocks, 0
+    free_blocks, free_places, tokens = room.free_blocks, room.free_places, 0
     for item in ahead:
         tokens += item.tokens
-        if fitting and tokens > rules.join_tokens:
+        if fitting and (tokens > rules.join_tokens or len(fitting) >= rules.most_members):
             break
         free_blocks -= room.new_blocks(item)
-        if free_blocks < 0:
+        free_places -= not item.has_started
+        if free_blocks < 0 or free_places < 0:
             break
         fitting.append(item)
     candidates = [Candidate(item.tokens, item.prefill.deadline_s, item.pairs) for item in fitting]

@@ -1,55 +1,15 @@
-"""vLLM's real scheduler and KV cache manager, stepped without a model: tokens come from nowhere."""
+"""A decode engine's scheduler, stepped without a model: tokens come from nowhere."""
 
 from __future__ import annotations
 
-from functools import cache
-
-import torch
+from real_schedulers import BLOCK
 from vllm import SamplingParams
-from vllm.engine.arg_utils import EngineArgs
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
 
 from slo.request import TENANT_XARG, TIER_XARG, TPOT_XARG
-
-BLOCK = 16
-
-
-@cache
-def _config(model):
-    return EngineArgs(
-        model=str(model),
-        dtype="float32",
-        max_model_len=2048,
-        max_num_batched_tokens=2048,
-        block_size=BLOCK,
-        enforce_eager=True,
-        async_scheduling=False,
-    ).create_engine_config()
-
-
-def build(scheduler_cls, model, blocks, *, max_num_seqs=64, chunk=64, additional=None):
-    """A scheduler of this class with so many usable blocks of 16 tokens; those of one test share a config."""
-    config = _config(model)
-    config.scheduler_config.max_num_seqs = max_num_seqs
-    config.scheduler_config.long_prefill_token_threshold = chunk
-    config.additional_config = additional or {}
-    config.cache_config.num_gpu_blocks = blocks + 1
-    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=8, dtype=torch.float32)
-    kv = KVCacheConfig(
-        num_blocks=blocks + 1, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer.0"], spec)]
-    )
-    return scheduler_cls(
-        vllm_config=config,
-        kv_cache_config=kv,
-        structured_output_manager=StructuredOutputManager(config),
-        block_size=BLOCK,
-        log_stats=True,
-    )
 
 
 class Stepped:

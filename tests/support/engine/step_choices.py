@@ -20,7 +20,7 @@ def rules(join_tokens=1, order=QueueOrder.SEDF, fairness=None):
 
 def queued(name, tokens=100, deadline_s=NO_DEADLINE, weight=1.0, missing=1, held=0, arrived_s=0.0):
     prefill = Prefill(JobId(name), weight, deadline_s, LINE.prefill_s(tokens), arrived_s)
-    return Queued(prefill, tokens, 0.0, missing, held, name)
+    return Queued(prefill, tokens, 0.0, missing, held, name, held > 0)
 
 
 def step_of(number, since_s=0.0, tokens=100):

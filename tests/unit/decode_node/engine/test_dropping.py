@@ -3,7 +3,8 @@
 import random
 
 import pytest
-from decode_steps import Stepped, build
+from decode_steps import Stepped
+from real_schedulers import build
 
 from decode_node.engine.pressure_scheduler import PressureScheduler
 from decode_node.engine.setup import DecodeSetup

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from decode_steps import BLOCK, Stepped, build
+from decode_steps import Stepped
+from real_schedulers import BLOCK, build
 from vllm.sampling_params import RepetitionDetectionParams
 from vllm.v1.request import RequestStatus
 

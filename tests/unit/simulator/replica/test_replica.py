@@ -1,5 +1,7 @@
 """One replica in virtual time."""
 
+from dataclasses import replace
+
 import pytest
 
 from simulator.arms.arms import ARMS
@@ -24,3 +26,17 @@ def test_one_that_is_placed_again_counts_as_arriving_when_it_gets_here():
     load = replica.governor.ledger.predictor.work_s(2000, 0)
     assert replica.governor.forecast.load == pytest.approx(load, rel=0.05)
     assert replica.engine._stepper.rules.forecast.load == pytest.approx(load, rel=0.05)
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(1, [1, 1, 1, 1, 1]), (2, [2, 2, 1]), (float("inf"), [5])])
+def test_its_steps_have_no_more_members_than_its_rules_allow(most, sizes):
+    engine = ARMS["slackserve"].build(EventLoop(), HARDWARE, {}, lambda _: None).engine
+    engine._stepper.rules = replace(engine._stepper.rules, most_members=most)
+    for number in range(5):
+        engine.add(Job(Arrival(number, 0.0, "kind", 20, 1, None, BACKGROUND), 1.0, float("inf")), 0.0)
+    found, now_s = [], 0.0
+    while (issued := engine.issue(now_s)) is not None:
+        found.append(len(issued.members))
+        now_s = issued.ends_s
+        engine.complete(now_s)
+    assert found == sizes

@@ -177,6 +177,25 @@ def test_memory_that_decode_is_about_to_pull_need_not_be_taken_from_anybody():
     )
 
 
+def test_who_has_started_goes_on_while_the_model_runner_has_no_place_for_others():
+    """With memory for all. One that cannot wait takes the place of one that weighs no more."""
+    long = queued("long", deadline_s=70, held=9)
+    dear = queued("dear", deadline_s=80, weight=3.0, held=9)
+    patient, in_a_hurry = queued("patient", deadline_s=60), queued("in-a-hurry", deadline_s=0.15)
+
+    def chosen_with(places, *queue):
+        return chosen(queue, join_tokens=1000, memory=Memory(free_places=places))
+
+    assert chosen_with(0, patient, long, dear) == starts("long", "dear")
+    assert chosen_with(1, patient, long, dear) == starts("patient", "long", "dear")
+    assert chosen_with(1, patient, queued("other", deadline_s=65), long) == starts("patient")
+    assert chosen_with(0, in_a_hurry, long, dear) == (["in-a-hurry"], ["long"])
+    assert chosen_with(0, in_a_hurry, dear) == starts("dear")
+    stopped = [suspended(1, deadline_s=90, held=9)]
+    assert chosen([in_a_hurry], stopped, memory=Memory(free_places=0)) == (["in-a-hurry"], [1])
+    assert chosen([patient], stopped, memory=Memory(free_places=0)) == 1
+
+
 URGENT = queued("urgent", deadline_s=0.15, weight=2.0, missing=10)
 HOLDERS = {
     "the least valuable first": ([suspended(1, weight=2, held=9), suspended(2, weight=1, held=9)], [2]),

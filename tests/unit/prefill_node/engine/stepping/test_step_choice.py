@@ -71,6 +71,14 @@ def test_a_step_takes_no_more_of_a_prompt_than_can_be_stopped_in_time():
     assert bounded(1000) == Start(("0",), most_tokens=256)
 
 
+@pytest.mark.parametrize(("most", "together"), [(1, "a"), (2, "ab"), (3, "abc"), (math.inf, "abcd")])
+@pytest.mark.parametrize("held", [0, 9], ids=["newcomers", "between two chunks"])
+def test_no_more_share_a_step_than_the_engine_runs_together(most, together, held):
+    waiting = [queued(name, 100, held=held) for name in "abcd"]
+    bound = replace(rules(join_tokens=2048), most_members=most)
+    assert choose(waiting, [], PLENTY, 0.0, bound).requests == tuple(together)
+
+
 def test_prompts_that_share_a_step_can_be_stopped_in_time_together():
     assert bounded(100, 100, 100).requests == ("0", "1")
 
