@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm import envs
-from vllm.config import CompilationMode
+from vllm.config import CompilationMode, CUDAGraphMode
 
 from prefill_node.engine_setup import EngineSetup
 
@@ -37,6 +37,10 @@ def why_not(vllm_config: VllmConfig) -> str | None:
             is_compiled(vllm_config)
             and not (device == "cpu" and compilation.mode == CompilationMode.DYNAMO_TRACE_ONCE)
             and (compilation.mode != CompilationMode.VLLM_COMPILE or not compilation.splitting_ops)
+        ),
+        "vLLM has CUDA graphs in place of compiled passes here, and replays them without stopping; "
+        "set enforce_eager in place of preemption.compiled": (
+            envs.VLLM_USE_BREAKABLE_CUDAGRAPH and compilation.cudagraph_mode != CUDAGraphMode.NONE
         ),
         "vLLM's older Ray executor runs steps past the worker; unset VLLM_USE_RAY_V2_EXECUTOR_BACKEND": (
             parallel.distributed_executor_backend == "ray" and not envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND

@@ -1,5 +1,6 @@
 """What keeps a real engine's configuration from being preempted, and what preemption takes of its memory."""
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -34,7 +35,8 @@ def reason(tmp_path_factory):
 
     def ask(architecture="llama", kv_transfer_config=None, cascade_attn_on=None, **arguments):
         transfer = None if kv_transfer_config is None else KVTransferConfig(**kv_transfer_config)
-        given = {"model": models[architecture], "dtype": "float32", "enforce_eager": True, **arguments}
+        model = models.get(architecture, architecture)
+        given = {"model": model, "dtype": "float32", "enforce_eager": True, **arguments}
         config = EngineArgs(**given, kv_transfer_config=transfer).create_engine_config()
         with pytest.MonkeyPatch.context() as patched:
             if cascade_attn_on is not None:  # what vLLM itself does not have on a CPU
@@ -76,6 +78,53 @@ def test_nothing_keeps_an_engine_as_we_start_it_from_being_preempted(reason):
     assert reason() is None
     compiled = EngineSetup(mode="resume", compiled=True).encode()
     assert reason(enforce_eager=False, additional_config=compiled) is None, "the worker has it cut in pieces"
+
+
+@pytest.fixture(scope="module")
+def sparse_attention(tmp_path_factory):
+    """A model whose kind vLLM captures in CUDA graphs that it breaks at attention, and does not compile."""
+    directory = build_tiny(tmp_path_factory.mktemp("model"), "deepseek_v2")
+    config = json.loads((directory / "config.json").read_text())
+    config |= {"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32"}
+    config |= {"index_topk": 64, "index_n_heads": 2, "index_head_dim": 32}
+    (directory / "config.json").write_text(json.dumps(config))
+    return str(directory)
+
+
+EAGER, COMPILED, NEITHER = (True, False), (False, True), (False, False)
+"""`enforce_eager` and `preemption.compiled`."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "variable", "passes", "is_refused"),
+    [
+        ("sparse attention", None, COMPILED, True),
+        ("sparse attention", None, NEITHER, True),
+        ("llama", "1", COMPILED, True),
+        ("sparse attention", "0", COMPILED, False),
+        ("sparse attention", None, EAGER, False),
+        ("llama", "1", EAGER, False),
+    ],
+)
+def test_an_engine_that_has_cuda_graphs_in_place_of_compiled_passes_is_not_preempted(
+    reason, sparse_attention, monkeypatch, kind, variable, passes, is_refused
+):
+    """Short steps would be replayed without stopping, though they were said to stop."""
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "support_static_graph_mode", lambda *_: True)
+    monkeypatch.setenv("VLLM_USE_BREAKABLE_CUDAGRAPH", variable or "")
+    if variable is None:  # vLLM sets it itself, by the model
+        monkeypatch.delenv("VLLM_USE_BREAKABLE_CUDAGRAPH")
+    enforce_eager, compiled = passes
+    found = reason(
+        sparse_attention if kind == "sparse attention" else kind,
+        enforce_eager=enforce_eager,
+        max_model_len=512,
+        additional_config=EngineSetup(mode="resume", compiled=compiled).encode(),
+    )
+    assert ("has CUDA graphs" in found) if is_refused else (found is None)
 
 
 @pytest.mark.slow
