@@ -7,9 +7,9 @@ way or has its prompts computed here. The ways are `decode_node.orchestrator`'s.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from decode_node.orchestrator import Orchestrator
@@ -63,6 +63,7 @@ class Answering:
         instruments: Where prompts that prefill cannot take are counted.
         max_model_len: Longest prompt and answer, tokens.
         max_wait_s: Longest wait for the turn of a prompt that only the engine here can compute.
+        is_alone: Whether it computes all prompts, as the KV cache of no prefill replica can be pulled.
     """
 
     layer: OpenAILayer
@@ -73,6 +74,7 @@ class Answering:
     instruments: Instruments
     max_model_len: int
     max_wait_s: float
+    is_alone: Callable[[], bool] = lambda: False
 
     async def answer(self, arrived: Arrived) -> AsyncGenerator[Any, None]:
         """The pieces of the answer, one of which may be an error."""
@@ -113,7 +115,8 @@ class Answering:
         )
         if rendered.local is None:
             await stack.aclose()
-            answer = self.orchestrator.run(call, _after_rendering(arrived, len(rendered.token_ids)))
+            context = self._as_alone(_after_rendering(arrived, len(rendered.token_ids)))
+            answer = self.orchestrator.run(call, context)
         else:
             if here is None:
                 let_in = admitted(self.local, context, rendered.prompts, self.max_wait_s)
@@ -129,10 +132,27 @@ class Answering:
         """The answer to a request that prefill cannot take, which the router hears if it does not know."""
         call.spans.phase(DECODE)
         self.instruments.count(LOCAL_PREFILLS, reason=reason.value)
+        self._tell_not_for_prefill(context)
+        return self.orchestrator.run_here(call, context, here, reason.value)
+
+    def _as_alone(self, context: RequestContext) -> RequestContext:
+        """The context of a request that prefill could take, whose prompt is computed here while it cannot.
+
+        Raises:
+            TooManyPromptsError: There are too many for one more. What goes on after a loss is not refused.
+        """
+        if context.local_prefill or not self.is_alone():
+            return context
+        if context.attempt == 0:
+            self.local.check(context.party, context.tenant_weight)
+        self._tell_not_for_prefill(context)
+        return replace(context, prefill_replica=None, local_prefill=LocalReason.NOTHING_PULLED.value)
+
+    def _tell_not_for_prefill(self, context: RequestContext) -> None:
+        """Have the router told, if it has placed a prefill."""
         if context.prefill_replica is not None:
             job_id = context.job_id
             self.background.run("telling_router", self._not_for_prefill(job_id), job_id=job_id)
-        return self.orchestrator.run_here(call, context, here, reason.value)
 
     async def _not_for_prefill(self, job_id: JobId) -> None:
         """Tell the router that the placed prefill will not be asked for."""

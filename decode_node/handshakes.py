@@ -1,7 +1,7 @@
 """The first pulls of a decode replica: one tiny prefill of each prefill replica, so that NIXL knows them.
 
-Owns how long a replica that starts waits for them. Prefill replicas that come later are met by their first
-request.
+Owns how long a replica that starts waits for them, and what is known against it while it can pull from none.
+Prefill replicas that come after others are met by their first request.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ FIRST_S: Final = 600.0
 OTHERS_S: Final = 20.0
 WITHOUT_PREFILL_S: Final = 30.0
 _RETRY_S: Final = 1.0
+_LATER_S: Final = 30.0
+"""How often a replica that serves tries again while nothing has been pulled."""
 
 
 class NothingPulledError(RuntimeError):
@@ -49,6 +51,10 @@ class Handshakes:
         tier: Whose replicas are asked.
         model: Its name.
         backend: Ray's, of the KV connector.
+
+    Attributes:
+        failure: That nothing could be pulled when it was last tried; None where something could, where no
+            prefill replica has answered, and before that.
     """
 
     def __init__(self, engine: Any, tier: PrefillTier, model: str, backend: Any) -> None:
@@ -58,12 +64,13 @@ class Handshakes:
         self._request = CompletionRequest(model=model, prompt=" x", max_tokens=1, ignore_eos=True)
         self._prefill = backend.prepare_prefill_request(request=self._request, peer=None)
         self._task: asyncio.Task[None] | None = None
+        self.failure: NothingPulledError | None = None
 
     async def begin(self, expected: int, *, needed: bool) -> None:
         """Wait until that many replicas are known, or are not up in time, or hang.
 
         A decode replica that is replaced while a prefill replica is down must not wait for it, nor for long
-        while all are, if it can answer without them: then they are met when they come.
+        while all are, if it can answer without them. Where none was up, they are met when they come.
 
         Args:
             expected: How many there are to be.
@@ -72,26 +79,50 @@ class Handshakes:
         Raises:
             NothingPulledError: when replicas are up, and the KV cache of none comes.
         """
-        self._task = asyncio.create_task(self._meet(expected))
-        done, _ = await asyncio.wait([self._task], timeout=None if needed else WITHOUT_PREFILL_S)
-        for met in done:
-            met.result()
+        meeting = asyncio.create_task(self._meet(expected, OTHERS_S))
+        done, _ = await asyncio.wait([meeting], timeout=None if needed else WITHOUT_PREFILL_S)
         if not done:
             logs.event("handshakes_later", level=logging.WARNING, waited_s=WITHOUT_PREFILL_S)
+        elif meeting.result():
+            return
+        self._task = asyncio.create_task(self._later(expected, meeting))
 
-    async def _meet(self, expected: int) -> None:
+    async def _later(self, expected: int, meeting: asyncio.Task[int]) -> None:
+        """Go on until something has been pulled, as the replica serves; `meeting` has begun."""
+        while True:
+            try:
+                if await meeting:
+                    return
+            except NothingPulledError as error:
+                logs.event("nothing_pulled", level=logging.ERROR, error=str(error))
+            except Exception as error:  # noqa: BLE001 - the edge of a task; one that ends meets nobody
+                logs.event("handshakes_failed", level=logging.ERROR, error=repr(error)[:300])
+            await asyncio.sleep(_LATER_S)
+            meeting = asyncio.create_task(self._meet(expected, 0.0))
+
+    async def _meet(self, expected: int, others_s: float) -> int:
+        """How many prefill replicas are known, in the end.
+
+        Args:
+            expected: It need not be more.
+            others_s: For so long others are waited for, and it is tried again, once one has answered.
+
+        Raises:
+            NothingPulledError: The KV cache of none that answers comes.
+        """
         until_s = time.monotonic() + FIRST_S
         while True:
             handovers = await self._tier.broadcast("prewarm_prefill", self._prefill, within_s=HANDSHAKE_DUE_S)
             if handovers:
-                until_s = min(until_s, time.monotonic() + OTHERS_S)
+                until_s = min(until_s, time.monotonic() + others_s)
             failures = [failure for params in handovers if (failure := await self._pull(params)) is not None]
             met = len(handovers) - len(failures)
-            if met >= expected or time.monotonic() > until_s:
+            self.failure = NothingPulledError(failures[0]) if failures and not met else None
+            if met >= expected or time.monotonic() >= until_s:
                 logs.event("handshakes_done", replicas=met, expected=expected)
-                if failures and not met:
-                    raise NothingPulledError(failures[0])
-                return
+                if self.failure is not None:
+                    raise self.failure
+                return met
             await asyncio.sleep(_RETRY_S)
 
     async def _pull(self, params: Mapping[str, Any]) -> str | None:

@@ -36,6 +36,8 @@ class LocalReason(enum.StrEnum):
     NOT_TEXT = "not_text"
     NO_PREFILL_REPLICA = "no_prefill_replica"
     """None is running, and decode may do without."""
+    NOTHING_PULLED = "nothing_pulled"
+    """Some are running, and this replica cannot pull the KV cache of any."""
     CHEAPER_ON_DECODE = "cheaper_on_decode"
     """The router says so: the way through prefill would take longer."""
     LEFT = "left"

@@ -184,6 +184,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._handshakes = Handshakes(
             self.engine, self._tier, llm_config.model_id, self._get_connector_backend()
         )
+        self._computes_prompts = node.local_prefill
         await self._handshakes.begin(node.prefill_replicas, needed=not node.local_prefill)
         self._max_model_len = self.engine._engine_client.model_config.max_model_len  # noqa: SLF001
         self._answering = Answering(
@@ -195,6 +196,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             self._instruments,
             self._max_model_len,
             node.max_wait_s,
+            is_alone=lambda: self._computes_prompts and self._handshakes.failure is not None,
         )
         self._watchdog = EngineWatchdog(client, lambda: self._tap.steps, self._pass_s, node.hung_after_s)
         self._reporter = Reporter(self._report, self._router.report.remote)
@@ -233,6 +235,16 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         `pin` is read by `router.serve.replica_pinning` on the caller's side.
         """
         return None if self._layer.is_dead else self._replica_id
+
+    async def check_health(self) -> None:
+        """Serve asks for it, and replaces a replica whose engine is dead, or that is of no use.
+
+        Raises:
+            NothingPulledError: It has nothing to decode.
+        """
+        await super().check_health()
+        if not self._computes_prompts and (failure := self._handshakes.failure) is not None:
+            raise failure.with_traceback(None)  # which would grow each time
 
     async def measure_handoff(self, tokens: int) -> HandoffSample:
         """See `decode_node.handoff_probe.measure_handoff`."""

@@ -134,15 +134,25 @@ class LocalPrefills:
             TooManyPromptsError: There are too many for one of the party's.
         """
         self._weights[party.tenant] = weight
-        over = prompts_excess(self.outstanding, party, self._most, lambda tenant: self._weights[tenant])
-        if wait_s is not None and over > 0:
-            raise TooManyPromptsError(over * self.prompt_s)
+        if wait_s is not None:
+            self.check(party, weight)
         claim = Claim(party, prompts, prompts, math.inf if wait_s is None else wait_s)
         self.outstanding[party] += prompts
         try:
             yield claim
         finally:
             self._settle(claim, claim.left)
+
+    def check(self, party: Party, weight: float = 1.0) -> None:
+        """Whether there may be one more; see `claimed`.
+
+        Raises:
+            TooManyPromptsError: There are too many for one of the party's.
+        """
+        self._weights[party.tenant] = weight
+        over = prompts_excess(self.outstanding, party, self._most, lambda tenant: self._weights[tenant])
+        if over > 0:
+            raise TooManyPromptsError(over * self.prompt_s)
 
     async def wait(self, claim: Claim, tokens: int) -> Turn:
         """Wait until one of a request's prompts may be computed, which has so many tokens.

@@ -1,6 +1,7 @@
 """Which way a request goes on a decode replica, and when it has its turn."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -31,11 +32,14 @@ INFO = SimpleNamespace(headers={})
 class Replica:
     """The layer, orchestrator, router and metrics of one replica, and what each has been asked."""
 
-    def __init__(self, rendered, local=None, wait_s=60.0):
+    def __init__(self, rendered, local=None, wait_s=60.0, *, is_alone=False):
         self.rendering, self.order, self.told, self.counted = rendered, [], [], []
         self.local = local or LocalPrefills(1, 4)
         router = SimpleNamespace(not_for_prefill=SimpleNamespace(remote=self.not_for_prefill))
-        self.answering = Answering(self, self, self.local, router, Background(), self, 64, wait_s)
+        self.ran = []
+        self.answering = Answering(
+            self, self, self.local, router, Background(), self, 64, wait_s, lambda: is_alone
+        )
 
     async def rendered(self, request, *, is_chat, max_model_len):
         self.order.append(("rendered", self.local.computing))
@@ -43,6 +47,7 @@ class Replica:
 
     async def run(self, call, context):
         self.order.append(("elsewhere", self.local.outstanding.total()))
+        self.ran.append(context)
         yield "answer"
 
     async def run_here(self, call, context, here, bound):
@@ -127,3 +132,30 @@ async def test_a_picture_whose_turn_does_not_come_is_refused():
         (refused,) = [piece async for piece in replica.answering.answer(arrived)]
     assert refused.error.type == "backlog"
     assert replica.order == []
+
+
+@pytest.mark.parametrize("placed", [None, ReplicaId("prefill")])
+async def test_while_no_kv_can_be_pulled_it_computes_prompts_itself_and_the_router_hears_of_it(placed):
+    replica = Replica(Rendered([1, 2, 3]), is_alone=True)
+    assert await replica.answer(TEXT, prefill_replica=placed) == ["answer"]
+    (context,) = replica.ran
+    assert (context.local_prefill, context.prefill_replica) == (LocalReason.NOTHING_PULLED, None)
+    assert replica.told == ([] if placed is None else ["job"])
+    assert replica.counted == [], "counted when it has its turn"
+
+
+async def test_what_it_computes_anyway_is_not_put_down_to_pulls():
+    replica = Replica(Rendered([1, 2, 3]), is_alone=True)
+    await replica.answer(TEXT, local_prefill=LocalReason.CHEAPER_ON_DECODE.value)
+    assert replica.ran[0].local_prefill == LocalReason.CHEAPER_ON_DECODE
+
+
+async def test_while_no_kv_can_be_pulled_one_prompt_too_many_is_refused_unless_it_goes_on_after_a_loss():
+    local = LocalPrefills(1, 4)
+    replica = Replica(Rendered([1, 2, 3]), local, is_alone=True)
+    async with local.claimed(CONTEXT.party, 4):
+        arrived = Arrived(TEXT, INFO, CONTEXT, 0.0, is_chat=False)
+        (refused,) = [piece async for piece in replica.answering.answer(arrived)]
+        assert (refused.error.code, refused.error.type) == (429, "backlog")
+        goes_on = Arrived(TEXT, INFO, replace(CONTEXT, attempt=100), 0.0, is_chat=False)
+        assert [piece async for piece in replica.answering.answer(goes_on)] == ["answer"]

@@ -1,6 +1,7 @@
 """How long a decode replica that starts waits for prefill replicas."""
 
 import asyncio
+import logging
 import time
 from types import SimpleNamespace
 
@@ -51,7 +52,7 @@ async def never():
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    limits = {"FIRST_S": 1.0, "OTHERS_S": 0.4, "WITHOUT_PREFILL_S": 0.2, "_RETRY_S": 0.05}
+    limits = {"FIRST_S": 1.0, "OTHERS_S": 0.4, "WITHOUT_PREFILL_S": 0.2, "_RETRY_S": 0.05, "_LATER_S": 0.1}
     for name, limit_s in limits.items():
         monkeypatch.setattr(handshakes, name, limit_s)
 
@@ -116,3 +117,43 @@ async def test_pulls_that_are_late_say_nothing_against_the_configuration(monkeyp
     monkeypatch.setattr(handshakes.logs, "event", lambda name, **_: told.append(name))
     await began(2, needed=True, late={0, 1})
     assert told == ["handshakes_done"]
+
+
+@pytest.mark.parametrize("needed", [False, True])
+async def test_one_that_learns_later_that_nothing_can_be_pulled_says_so_until_something_can(
+    needed, monkeypatch
+):
+    """The prefill replicas take longer to load than it waits for them."""
+    monkeypatch.setattr(handshakes, "FIRST_S", 0.2)
+    told = []
+    monkeypatch.setattr(handshakes.logs, "event", lambda name, **what: told.append((name, what)))
+    tier, engine, shaking, _ = await began(0, needed=needed, broken={0, 1})
+    assert shaking.failure is None
+    tier.up = 2
+    await until(lambda: shaking.failure is not None)
+    assert "both tiers need the same engine_kwargs" in str(shaking.failure)
+    await until(lambda: "nothing_pulled" in [name for name, _ in told])
+    (what,) = [what for name, what in told if name == "nothing_pulled"][:1]
+    assert (what["error"], what["level"]) == (str(shaking.failure), logging.ERROR)
+    engine.broken = {1}
+    await until(lambda: shaking.failure is None)
+    await asyncio.wait_for(shaking._task, 1.0)
+    assert engine.pulled[0] == 0
+
+
+async def test_a_call_to_the_tier_that_fails_does_not_end_the_handshakes_of_one_that_serves():
+    tier, engine, _, _ = await began(0, needed=False)
+
+    async def fails(*_, **__):
+        tier.broadcast = of_class
+        raise ConnectionError
+
+    tier.broadcast, of_class = fails, tier.broadcast
+    tier.up = 2
+    await until(lambda: engine.pulled)
+
+
+async def until(holds):
+    async with asyncio.timeout(2.0):
+        while not holds():  # noqa: ASYNC110 - a condition has no event
+            await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What the router hears of a request whose client leaves."""
+"""What the router hears of a request whose client leaves, and what Serve hears of a replica's health."""
 
 import asyncio
 from contextlib import aclosing
@@ -8,6 +8,7 @@ import pytest
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
+from decode_node.handshakes import NothingPulledError
 from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.underway import Call, Underway
 from decode_node.server import DecodeServer
@@ -135,3 +136,18 @@ async def test_who_fails_goes_on_elsewhere_and_nothing_is_told():
         [piece async for piece in replica.asked()]
     await asyncio.sleep(0.01)
     assert replica.told == []
+
+
+@pytest.mark.parametrize("alone", [False, True])
+async def test_one_that_can_pull_nothing_is_unhealthy_unless_it_can_compute_prompts_itself(alone):
+    server = DecodeServer.__new__(DecodeServer)
+    server.engine = None
+    server._handshakes = SimpleNamespace(failure=None)
+    server._computes_prompts = alone
+    await server.check_health()
+    server._handshakes.failure = NothingPulledError("Internal server error")
+    if alone:
+        await server.check_health()
+        return
+    with pytest.raises(NothingPulledError, match="both tiers need the same engine_kwargs"):
+        await server.check_health()
