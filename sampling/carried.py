@@ -17,6 +17,7 @@ from slo.protocol import Message
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.outputs import RequestOutput
 
 CARRIED_XARG: Final = "slackserve_carried"
 KV_PARAMS: Final = "kv_transfer_params"
@@ -30,6 +31,30 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     token_ids: list[int]
     logprobs: list[float]
     rank: int
+
+
+class CacheUse(NamedTuple):
+    """What a prefill has to do with the prefix cache, in tokens of its prompt.
+
+    Attributes:
+        cached_tokens: What it has found there.
+        created_tokens: What it has put there.
+    """
+
+    cached_tokens: int = 0
+    created_tokens: int = 0
+
+    @staticmethod
+    def of(output: RequestOutput) -> CacheUse:
+        """What the engine says."""
+        return CacheUse(output.num_cached_tokens or 0, output.num_cache_creation_tokens or 0)
+
+    def put_in(self, output: RequestOutput) -> None:
+        """Have vLLM's OpenAI layer say this of an answer."""
+        output.num_cached_tokens, output.num_cache_creation_tokens = self
+
+
+_NO_USE: Final = CacheUse()
 
 
 class Carried(msgspec.Struct, frozen=True):
@@ -116,13 +141,13 @@ class Prefilled(Message):
             draws otherwise with its seed.
         kv_transfer_params: Where the KV blocks wait; None when they do not, as the token ended the answer.
         replica: Who has them.
-        cached_tokens: Tokens of the prompt that it had cached.
+        cache: What of the prompt it had cached, and has.
     """
 
     completion: Any
     kv_transfer_params: dict[str, Any] | None
     replica: str
-    cached_tokens: int = 0
+    cache: CacheUse = _NO_USE
 
 
 def draws_of(config: VllmConfig) -> str:

@@ -95,7 +95,7 @@ class LocalDecode:
                 if carried is not None and not carried.is_sent and is_stream:
                     output = await anext(outputs)
                     run.call.spans.first_token()
-                    output.num_cached_tokens = run.cached_tokens
+                    _tell_cache(run, output)
                     yield output
                     if output.finished:
                         return
@@ -108,7 +108,7 @@ class LocalDecode:
                     run.call.spans.first_token()
                 async for one in _after(output, outputs):
                     has_news, left = generated.take(one)
-                    one.num_cached_tokens = run.cached_tokens  # to the engine here, what it pulls is cached
+                    _tell_cache(run, one)
                     if has_news and (is_stream or one.finished):
                         yield one
                     if left is not None:
@@ -172,6 +172,12 @@ def _carry(run: Underway, params: SamplingParams) -> None:
     if run.carried is not None:
         run.carried.put_in(params)
         run.carried = msgspec.structs.replace(run.carried, is_sent=True)
+
+
+def _tell_cache(run: Underway, output: RequestOutput) -> None:
+    """Have an output tell of prefill's prefix cache: to the engine here, all that it pulls is cached."""
+    if run.cache is not None:
+        run.cache.put_in(output)
 
 
 def _has_first_output(params: SamplingParams) -> None:

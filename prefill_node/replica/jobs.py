@@ -26,7 +26,7 @@ from prefill_node.replica.governing.ledger import Accepted
 from prefill_node.replica.job_spans import JobSpans
 from prefill_node.replica.preemption_controller import Watch
 from prefill_node.replica.report import ReportBuilder
-from sampling.carried import Adapter, Prefilled, PrefillRequest, draws_of, nothing_but_kv
+from sampling.carried import Adapter, CacheUse, Prefilled, PrefillRequest, draws_of, nothing_but_kv
 from slo.queue.slack import NO_DEADLINE
 from slo.request import (
     ARRIVED_XARG,
@@ -186,8 +186,7 @@ class JobTable:
         if output.outputs[0].finish_reason == "abort":  # nobody asked for that: the engine is being ended
             return self._engine_died("the engine of the prefill replica is ending")
         token = output.outputs[0] if counts else None
-        cached_tokens = output.num_cached_tokens or 0
-        return Prefilled(token, output.kv_transfer_params, self._report.replica_id, cached_tokens)
+        return Prefilled(token, output.kv_transfer_params, self._report.replica_id, CacheUse.of(output))
 
     def _engine_died(self, message: str) -> ErrorResponse:
         error = {"message": message, "type": ENGINE_DIED, "param": self._report.replica_id, "code": 503}

@@ -33,7 +33,7 @@ from decode_node.spans import RequestSpans
 from router.core import RouterCore
 from router.messages import PlacementRequested
 from router.placement.least_harm import LeastHarm
-from sampling.carried import CARRIED_XARG, KV_PARAMS, Carried, Prefilled
+from sampling.carried import CARRIED_XARG, KV_PARAMS, CacheUse, Carried, Prefilled
 from slo.errors import Rejected, RejectionReason
 from slo.predict.prefill_time import PrefillPredictor
 from slo.replacement import (
@@ -85,6 +85,8 @@ def output(tokens, *, finished=False, error=False, why=None):
     return SimpleNamespace(
         outputs=[SimpleNamespace(token_ids=tokens, finish_reason=reason, stop_reason=why, logprobs=None)],
         finished=finished or error,
+        num_cached_tokens=len(PROMPT) - 1,
+        num_cache_creation_tokens=0,
     )
 
 
@@ -139,7 +141,7 @@ class Play:
         token = SimpleNamespace(token_ids=[FIRST], finish_reason=reason, stop_reason=None, logprobs=None)
         if asked.sampled_by("second" if self.second_runner else "first") is None:
             token = None
-        return Prefilled(token, None if self.first_ends else {"at": replica}, replica, 64)
+        return Prefilled(token, None if self.first_ends else {"at": replica}, replica, CacheUse(64, 32))
 
     async def completions(self, request, info):
         """vLLM's OpenAI layer."""
@@ -155,7 +157,7 @@ class Play:
         try:
             async for one in outputs:
                 tokens = tokens_of(one)
-                self.cached.append(getattr(one, "num_cached_tokens", None))
+                self.cached.append((one.num_cached_tokens, one.num_cache_creation_tokens))
                 if request.stream:
                     for token in tokens:
                         yield f"data: {token}"
@@ -317,7 +319,7 @@ async def test_a_request_that_nothing_happens_to_passes_untouched(request_, answ
     assert steps.released == []
     assert steps.prompts == [PROMPT]
     assert steps.pulls == [{"at": A}]
-    assert set(steps.cached) == {64}, "what prefill found cached, not what was pulled"
+    assert set(steps.cached) == {(64, 32)}, "what prefill found and made, not what was pulled"
     assert counts == ({("seed",): 1} if request_ is RESAMPLED else {})
 
 

@@ -14,7 +14,7 @@ from kv_transfer.places import Places
 from prefill_node.engine.scheduler import RELEASE_PREFIX
 from prefill_node.replica.governing.ledger import PrefillLedger
 from prefill_node.replica.jobs import CLIENT_CLOSED_REQUEST, JobTable
-from sampling.carried import KV_PARAMS, Adapter, Prefilled, PrefillRequest, first_token
+from sampling.carried import KV_PARAMS, Adapter, CacheUse, Prefilled, PrefillRequest, first_token
 from slo.predict.prefill_time import PrefillPredictor
 from slo.request import CONTEXT_HEADER, ENGINE_DIED, JOB_XARG, JobId, ReplicaId, RequestContext, job_of
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
@@ -44,7 +44,10 @@ class Client:
         if self.failure is not None:
             raise self.failure
         yield SimpleNamespace(
-            outputs=[self.token], kv_transfer_params={"at": request_id}, num_cached_tokens=2
+            outputs=[self.token],
+            kv_transfer_params={"at": request_id},
+            num_cached_tokens=2,
+            num_cache_creation_tokens=1,
         )
 
     async def abort(self, names):
@@ -87,7 +90,7 @@ async def prefill(table, attempt=0, adapter=None, job="job", tier=STANDARD):
 
 async def test_it_is_sampled_as_the_client_asked_and_says_where_its_blocks_are(table, client):
     client.go.set()
-    assert await prefill(table) == Prefilled(TOKEN, {"at": "job"}, "here", 2)
+    assert await prefill(table) == Prefilled(TOKEN, {"at": "job"}, "here", CacheUse(2, 1))
     ((prompt, _, params),) = client.asked
     assert (prompt, params.temperature, params.seed, params.max_tokens) == ([1, 2, 3], 0.7, 4, 1)
     assert params.extra_args[KV_PARAMS]["do_remote_decode"]
@@ -97,7 +100,7 @@ async def test_it_is_sampled_as_the_client_asked_and_says_where_its_blocks_are(t
 async def test_with_a_seed_nothing_is_sampled_for_a_decode_engine_that_draws_otherwise(table, client):
     client.go.set()
     client.vllm_config.use_v2_model_runner = True
-    assert await prefill(table) == Prefilled(None, {"at": "job"}, "here", 2)
+    assert await prefill(table) == Prefilled(None, {"at": "job"}, "here", CacheUse(2, 1))
     ((_, _, params),) = client.asked
     assert (params.temperature, params.seed, params.max_tokens) == (0.0, None, 1)
     assert params.extra_args[KV_PARAMS]["do_remote_decode"], "it is pulled all the same"
