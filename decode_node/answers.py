@@ -10,9 +10,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ray.serve.llm.openai_api_models import ErrorResponse
+
+if TYPE_CHECKING:
+    from sampling.carried import CacheUse
 
 _OPENING: Final = re.compile(r'"delta":\{"role":"(?:[^"\\]|\\.)*"(?:,"content":"")?\}')
 _ERROR_EVENT: Final = 'data: {"error"'
@@ -39,12 +42,14 @@ class Piece(NamedTuple):
         token_ids: What has been generated since the last piece; the text up to here is theirs.
         end: Why the answer ends with these tokens; None when it does not.
         bound: Why no other replica can go on after this piece; None when one can.
+        cache: With the first tokens, what the prompt's first prefill had to do with the prefix cache.
     """
 
     text: str
     token_ids: Sequence[int] = ()
     end: End | None = None
     bound: str | None = None
+    cache: CacheUse | None = None
 
 
 def is_done(text: str) -> bool:

@@ -205,7 +205,7 @@ class Orchestrator:
         run = Underway(call, context, budget_s=budget_s, due_s=due_s, may_drop=may_drop)
         if (brought := xargs.get(CARRIED_XARG)) is not None:
             run.carried = msgspec.convert(brought, Carried)
-            run.progress.known = len(run.carried.token_ids)
+            run.progress.known, run.progress.cache = len(run.carried.token_ids), run.carried.cache
         run.progress.bound = self.layer.why_bound(call)
         job_id = context.job_id
         self._runs[job_id] = run

@@ -66,6 +66,7 @@ class Carried(msgspec.Struct, frozen=True):
         finish_reason: What vLLM calls the end, when the last token is the answer's end; else None.
         stop_reason: The token that ended it, where vLLM names one.
         is_sent: Whether vLLM's OpenAI layer has got it already.
+        cache: What its prompt's first prefill had to do with the prefix cache; None when nobody has told.
     """
 
     token_ids: list[int]
@@ -73,6 +74,7 @@ class Carried(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     is_sent: bool = False
+    cache: CacheUse | None = None
 
     def put_in(self, params: SamplingParams) -> None:
         """Have the engine that runs a request with `params` go on from here."""

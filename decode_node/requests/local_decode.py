@@ -21,7 +21,7 @@ from decode_node.requests.leaving import MAY_LEAVE_XARG, Generated, has_left
 from decode_node.requests.local_prefills import LocalPrefills
 from decode_node.requests.underway import Underway
 from decode_node.spans import DECODE
-from sampling.carried import KV_PARAMS, Prefilled
+from sampling.carried import KV_PARAMS, CacheUse, Prefilled
 from slo.replacement import FailureCause
 from slo.request import RequestContext
 from telemetry.catalogue import LOCAL_PREFILLS
@@ -135,7 +135,9 @@ class LocalDecode:
                     if not brings:
                         computed()
                         run.has_kv = True
+                        run.progress.cache = run.progress.cache or CacheUse.of(output)
                     brings = False
+                    _tell_cache(run, output)
                     if is_stream or output.finished:
                         run.call.spans.first_token()
                         yield output
@@ -176,8 +178,8 @@ def _carry(run: Underway, params: SamplingParams) -> None:
 
 def _tell_cache(run: Underway, output: RequestOutput) -> None:
     """Have an output tell of prefill's prefix cache: to the engine here, all that it pulls is cached."""
-    if run.cache is not None:
-        run.cache.put_in(output)
+    if run.progress.cache is not None:
+        run.progress.cache.put_in(output)
 
 
 def _has_first_output(params: SamplingParams) -> None:

@@ -8,9 +8,12 @@ which comes before the event of the same output.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from decode_node.answers import End, Piece, has_choice, is_role
+
+if TYPE_CHECKING:
+    from sampling.carried import CacheUse
 
 
 @dataclass(slots=True)
@@ -20,13 +23,16 @@ class Progress:
     Attributes:
         known: So many tokens the client has got already, from another replica; their events are not sent.
         bound: Why no other replica can go on after this one; None when one can.
+        cache: What the prompt's first prefill had to do with the prefix cache; None before that.
     """
 
     known: int = 0
     bound: str | None = None
+    cache: CacheUse | None = None
     _taken: int = 0
     _untold: list[int] = field(default_factory=list)
     _end: End | None = None
+    _has_told: bool = False
 
     def take(self, completion: Any) -> None:
         """Note what the layer gets next, vLLM's `CompletionOutput` of a stream."""
@@ -45,4 +51,5 @@ class Progress:
         if is_role(text):
             return Piece(text)
         told, self._untold = self._untold, []
-        return Piece(text, told, self._end, self.bound)
+        cache, self._has_told = None if self._has_told else self.cache, True
+        return Piece(text, told, self._end, self.bound, cache)

@@ -79,8 +79,8 @@ class RemotePrefill:
             raise run.refuse(prefilled)
         run.call.spans.phase(HANDOFF)
         run.context = replace(context, prefill_replica=ReplicaId(prefilled.replica))
-        if run.cache is None:
-            run.cache = prefilled.cache
+        if run.progress.cache is None:
+            run.progress.cache = prefilled.cache
         return cast("Prefilled", prefilled)
 
     def _computed_after_all(self, reason: str) -> Prefilled:

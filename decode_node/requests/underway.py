@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
     from decode_node.spans import RequestSpans
-    from sampling.carried import Adapter, CacheUse, Carried
+    from sampling.carried import Adapter, Carried
     from slo.request import ReplicaId, RequestContext
 
 
@@ -98,7 +98,6 @@ class Underway:
         progress: What the pieces of its stream stand for.
         refusal: What it is answered with instead.
         adapter: The LoRA adapter that answers; None for the model itself.
-        cache: What its first prefill had to do with the prefix cache; None before that.
         has_kv: Whether the engine has the KV cache that it goes on from.
     """
 
@@ -115,7 +114,6 @@ class Underway:
     progress: Progress = field(default_factory=Progress)
     refusal: ErrorResponse | None = None
     adapter: Adapter | None = None
-    cache: CacheUse | None = None
     has_kv: bool = False
 
     @property

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from decode_node.answers import End, Piece, has_choice, is_done, is_role
-from sampling.carried import CARRIED_XARG, Carried
+from sampling.carried import CARRIED_XARG, CacheUse, Carried
 
 if TYPE_CHECKING:
     from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
@@ -35,6 +35,7 @@ class Delivered:
     _token_ids: list[int] = field(default_factory=list)
     _end: End | None = None
     _roles: set[str] = field(default_factory=set)
+    _cache: CacheUse | None = None
     _has_usage: bool = False
     _created: str = ""
 
@@ -50,6 +51,7 @@ class Delivered:
             self.has_begun = True
             self._token_ids += piece.token_ids
             self._end, self.bound = piece.end, piece.bound
+            self._cache = self._cache or piece.cache
         elif is_done(piece.text):
             self.is_over = True
         elif self._has_usage:
@@ -73,5 +75,5 @@ class Delivered:
         reason, stop = (None, None) if self._end is None else self._end
         if reason == "stop" and isinstance(stop, str):  # the text has it, and is looked through again
             reason = stop = None
-        carried = msgspec.to_builtins(Carried(self._token_ids, None, reason, stop))
+        carried = msgspec.to_builtins(Carried(self._token_ids, None, reason, stop, cache=self._cache))
         return body.model_copy(update={"vllm_xargs": {**(body.vllm_xargs or {}), CARRIED_XARG: carried}})

@@ -19,6 +19,7 @@ from decode_node.answers import REQUEST_FAILED, Piece, error_response
 from decode_node.carrying import PRESSURE_SCHEDULER, SCHEDULER, WORKERS
 from decode_node.orchestrator import Orchestrator
 from decode_node.prefill_health import PrefillFailedError, PrefillWatch
+from decode_node.rendering import LocalReason
 from decode_node.requests import local_decode
 from decode_node.requests.dropping import DROPPED, MAY_DROP_XARG
 from decode_node.requests.leaving import LEFT, MAY_LEAVE_XARG
@@ -321,6 +322,34 @@ async def test_a_request_that_nothing_happens_to_passes_untouched(request_, answ
     assert steps.pulls == [{"at": A}]
     assert set(steps.cached) == {(64, 32)}, "what prefill found and made, not what was pulled"
     assert counts == ({("seed",): 1} if request_ is RESAMPLED else {})
+
+
+@pytest.mark.parametrize("local", [None, LocalPrefills(1)], ids=["prefill", "here"])
+async def test_what_goes_on_after_a_loss_tells_what_its_first_prefill_found_cached(local):
+    """The second one has found what the first has computed, and some of the answer with it."""
+    steps = Play({A: [[THIRD]]})
+    steps.at_home = [[THIRD]]
+    carried = msgspec.to_builtins(Carried([FIRST, SECOND], cache=CacheUse(16, 80)))
+    why = "" if local is None else LocalReason.NO_PREFILL_REPLICA.value
+    request = Request(vllm_xargs={CARRIED_XARG: carried})
+    await serve(steps, request=request, local=local, local_prefill=why, attempt=100)
+    assert set(steps.cached) == {(16, 80)}
+
+
+@pytest.mark.parametrize("local", [None, LocalPrefills(1)], ids=["prefill", "here"])
+async def test_the_ingress_hears_what_of_the_prompt_was_cached_for_who_goes_on_after_a_loss(local):
+    class Chosen(Play):
+        async def completions(self, request, info):
+            async for event in super().completions(request, info):
+                yield 'data: {"choices":[{"text":"' + event + '"}]}'
+
+    steps = Chosen({A: ANSWER})
+    steps.at_home = ANSWER
+    why = "" if local is None else LocalReason.NO_PREFILL_REPLICA.value
+    served, call = orchestrated(steps, local=local)
+    async with aclosing(served.run(call, context(local_prefill=why))) as pieces:
+        told = [piece.cache async for piece in pieces if isinstance(piece, Piece)]
+    assert told[0] == (CacheUse(len(PROMPT) - 1, 0) if local else CacheUse(64, 32))
 
 
 async def test_with_the_same_model_runner_on_both_tiers_a_seed_carries():

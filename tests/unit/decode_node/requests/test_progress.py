@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 from decode_node.answers import End, Piece
 from decode_node.requests.progress import Progress
+from sampling.carried import CacheUse
 
 ROLE = 'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}'
 USAGE = 'data: {"choices":[],"usage":{}}'
@@ -29,6 +30,15 @@ def test_each_event_has_the_tokens_since_the_last():
     assert progress.piece(event("d")) == Piece(event("d"), [4], End("stop", "x"))
     assert progress.piece(USAGE) == Piece(USAGE)
     assert progress.piece(DONE) == Piece(DONE)
+
+
+def test_the_first_event_says_what_of_the_prompt_was_cached():
+    progress = Progress(cache=CacheUse(16, 80))
+    progress.take(output(1))
+    assert progress.piece(ROLE).cache is None
+    assert progress.piece(event("a")) == Piece(event("a"), [1], cache=CacheUse(16, 80))
+    progress.take(output(2))
+    assert progress.piece(event("b")) == Piece(event("b"), [2])
 
 
 def test_a_tool_parser_may_put_the_role_into_every_delta():

@@ -5,7 +5,7 @@ from ray.serve.llm.openai_api_models import CompletionRequest
 
 from decode_node.answers import End, Piece
 from deployments.http.continuing.delivered import Delivered
-from sampling.carried import CARRIED_XARG
+from sampling.carried import CARRIED_XARG, CacheUse
 
 ROLE = Piece('data: {"created":7,"choices":[{"index":0,"delta":{"role":"assistant"}}]}')
 BODY = CompletionRequest(model="tiny", prompt="a", max_tokens=9, vllm_xargs={"own": 1})
@@ -36,6 +36,15 @@ def test_all_tokens_whose_text_was_handed_over_are_carried():
     assert rest.max_tokens == 9
     assert carried(delivered)["token_ids"] == [1, 2, 3]
     assert BODY.vllm_xargs == {"own": 1}
+
+
+def test_what_of_the_prompt_was_cached_is_carried_to_every_replica():
+    delivered = Delivered()
+    for piece in (event(1, cache=CacheUse(16, 80)), event(2)):
+        delivered.take(piece)
+    assert carried(delivered)["cache"] == (16, 80)
+    delivered.take(event(3, cache=CacheUse(64, 32)))
+    assert carried(delivered)["cache"] == (16, 80)
 
 
 def test_the_client_hears_once_who_speaks_and_when_the_answer_began():
