@@ -147,9 +147,6 @@ class Orchestrator:
         """What the engine here, called with `here`, makes of a request after a prefill."""
         run.progress.bound = run.progress.bound or why_bound(config, params)
         run.may_leave = self.leaves and may_leave(config, params)
-        resampled = why_resampled(config, params)
-        if resampled is not None:
-            self._count_resampled(resampled)
 
         def decode(params: SamplingParams) -> Outputs:
             given: dict[str, Any] = {}
@@ -166,8 +163,8 @@ class Orchestrator:
                 return outputs
             return unless_dropped(outputs, params.output_kind, lambda: _dropped(run))
 
-        carries, draws = resampled is None, draws_of(config)
-        return self._generate(run, prompt, params, decode, carries=carries, draws=draws)
+        resampled, draws = why_resampled(config, params), draws_of(config)
+        return self._generate(run, prompt, params, decode, resampled=resampled, draws=draws)
 
     def rendered(self, request: Any) -> Any:
         """What vLLM's renderer has made of a request of `run` or `run_here`; None for any other.
@@ -252,7 +249,7 @@ class Orchestrator:
         params: SamplingParams,
         decode: Decode,
         *,
-        carries: bool,
+        resampled: ResampledReason | None,
         draws: str,
     ) -> Outputs:
         """The engine's outputs for one request, from the first token on.
@@ -262,12 +259,13 @@ class Orchestrator:
             prompt: vLLM's `TokensInput`.
             params: As the client wants its answer sampled.
             decode: Runs the request on the engine here.
-            carries: Whether decode goes on from the token that prefill samples.
+            resampled: Why decode does not go on from the token that prefill samples; None when it does.
             draws: How the engine here draws with a seed.
         """
+        is_counted = False
         while True:
             started_s = time.monotonic()
-            samples = carries and run.carried is None
+            samples = resampled is None and run.carried is None
             try:
                 if self.decoding.computes_prompt(run.context):
                     answer = self.decoding.with_prompt(run, params, decode)
@@ -276,7 +274,10 @@ class Orchestrator:
                         run, prompt, params, samples=samples, draws=draws
                     )
                     if samples:
-                        carries = self._carry(run, prefilled.completion, params)
+                        resampled = _carry(run, prefilled.completion, params)
+                    if resampled is not None and not is_counted:
+                        self.instruments.count(FIRST_TOKENS_RESAMPLED, reason=resampled.value)
+                        is_counted = True
                     answer = self.decoding.after(prefilled, run, params, decode)
                 async with aclosing(answer) as outputs:
                     async for output in outputs:
@@ -315,17 +316,6 @@ class Orchestrator:
         if any(one.finish_reason == "abort" for one in output.outputs):
             raise run.refuse(self.layer.failed("the engine is ending"))
 
-    def _carry(self, run: Underway, completion: Any, params: SamplingParams) -> bool:
-        """Have decode go on from the token that prefill has sampled; whether it does."""
-        if completion is None:
-            self._count_resampled(ResampledReason.SEED)
-            return False
-        run.carried = Carried.first(completion, params)
-        return True
-
-    def _count_resampled(self, reason: ResampledReason) -> None:
-        self.instruments.count(FIRST_TOKENS_RESAMPLED, reason=reason.value)
-
     async def _go_on_after(self, run: Underway, failure: PrefillFailedError) -> None:
         """Give the run another place after a failure, or refuse it.
 
@@ -339,6 +329,14 @@ class Orchestrator:
             raise run.refuse(error_response(*_NOT_REPLACED[outcome])) from failure
         # Decode has had it before, and can do without prefill.
         run.context = replace(run.context, local_prefill=LocalReason.LEFT.value)
+
+
+def _carry(run: Underway, completion: Any, params: SamplingParams) -> ResampledReason | None:
+    """Have decode go on from the token that prefill has sampled; why it does not."""
+    if completion is None:
+        return ResampledReason.SEED
+    run.carried = Carried.first(completion, params)
+    return None
 
 
 def _dropped(run: Underway) -> RefusedError:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from ray.serve.llm.openai_api_models import ErrorResponse
 from vllm import SamplingParams
 from vllm.exceptions import GenerationError
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from decode_node.answers import REQUEST_FAILED, Piece, error_response
 from decode_node.carrying import PRESSURE_SCHEDULER, SCHEDULER, WORKERS
@@ -362,6 +362,37 @@ async def test_a_seed_that_prefill_draws_otherwise_with_is_counted_once_whatever
     steps, counts = Play({A: [FAILED], B: ANSWER}, [Replaced(B, 0.1)]), Counts()
     assert await serve(steps, counts, request=RESAMPLED) == STREAMED
     assert counts["seed",] == 1
+
+
+class Constrained(Play):
+    """Asks for answers that a grammar constrains."""
+
+    async def completions(self, request, info):
+        params = SamplingParams(
+            max_tokens=3,
+            extra_args=request.vllm_xargs,
+            output_kind=RequestOutputKind.DELTA,
+            structured_outputs=StructuredOutputsParams(json_object=True),
+        )
+        async for one in self._engine_client.generate({"prompt_token_ids": PROMPT}, params, "request"):
+            for token in tokens_of(one):
+                yield f"data: {token}"
+        yield "data: [DONE]"
+
+
+async def test_a_first_token_counts_as_sampled_again_once_prefill_has_sampled_it():
+    steps, counts = Constrained({A: FailureCause.REPLICA_DIED, B: [FAILED], C: ANSWER}), Counts()
+    steps.places = [Replaced(B, 0.1), Replaced(C, 0.1)]
+    assert await serve(steps, counts) == STREAMED
+    assert counts["grammar",] == 1
+
+
+async def test_a_first_token_that_only_decode_samples_does_not_count_as_sampled_again():
+    steps, counts = Constrained({}), Counts()
+    steps.at_home = ANSWER
+    why = LocalReason.CHEAPER_ON_DECODE.value
+    assert await serve(steps, counts, local=LocalPrefills(1), local_prefill=why) == STREAMED
+    assert counts == {(why,): 1}
 
 
 @CASES
