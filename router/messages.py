@@ -45,6 +45,7 @@ class PlacementRequested(Message):
         prompts: How many it has.
         only_decode: Whether only decode can compute them, so that they are no work of the prefill tier.
         avoided_replicas: Prefill replicas that it is placed on only if there is no other.
+        answered_tokens: Tokens of its answer that are prefilled with its prompt, as it goes on after a loss.
     """
 
     job_id: JobId
@@ -71,6 +72,7 @@ class PlacementRequested(Message):
     prompts: int = 1
     only_decode: bool = False
     avoided_replicas: tuple[ReplicaId, ...] = ()
+    answered_tokens: int = 0
 
     @property
     def party(self) -> Party:

@@ -54,7 +54,7 @@ class Placing:
 
     async def again(self, run: Underway, failure: PrefillFailedError) -> ReplacementOutcome:
         """Ask for another place, and have the run's context name it."""
-        call, replica = run.call, failure.replica
+        replica = failure.replica
         is_known = self.may_compute_here and self._has_failed_before(run, failure)
         if replica is not None:
             self._hold_against(run, replica, failure)
@@ -72,7 +72,7 @@ class Placing:
                 tier=context.tier,
                 ttft_budget_s=context.ttft_budget_s,
                 explicit_deadline=context.explicit_deadline,
-                tokens=len(call.token_ids),
+                tokens=run.prefill_tokens,
                 decode_replica=self.replica,
                 failed_replicas=run.failed_replicas,
                 cause=failure.cause,
@@ -123,7 +123,6 @@ class Placing:
 
     async def left(self, run: Underway) -> RequestContext:
         """Where KV is computed again that the engine had no memory for: here, if nowhere else."""
-        carried = run.carried
         context = replace(
             run.context.next_attempt(),
             local_prefill="",
@@ -135,7 +134,7 @@ class Placing:
             tier=context.tier,
             ttft_budget_s=context.ttft_budget_s,
             explicit_deadline=False,
-            tokens=len(run.call.token_ids) + (0 if carried is None else len(carried.token_ids)),
+            tokens=run.prefill_tokens,
             decode_replica=self.replica,
             failed_replicas=run.failed_replicas,
             cause=FailureCause.LEFT,

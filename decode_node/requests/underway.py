@@ -124,6 +124,12 @@ class Underway:
         return AwaitedKv(self.context.job_id, self.context.tier, tokens)
 
     @property
+    def prefill_tokens(self) -> int:
+        """What prefill computes of its prompt and of what it carries, whose last token decode computes."""
+        carried = () if self.carried is None else self.carried.token_ids[:-1]
+        return len(self.call.token_ids) + len(carried)
+
+    @property
     def failed_replicas(self) -> tuple[ReplicaId, ...]:
         """Replicas that it is not placed on again; `context` has those that are `doubted` among them."""
         return tuple(one for one in self.context.failed_replicas if one not in self.doubted)

@@ -203,7 +203,9 @@ class FleetView:
         return usable(self.decode.values(), now_s, self._limits, failed)
 
     def tokens(self, request: PlacementRequested) -> int:
-        """Length of a request's prompts together, estimated when they came as text.
+        """Length of a request's prompts together, and of what is prefilled of its answer with them.
+
+        It is estimated when they came as text.
 
         None of them counts for more than the model takes.
         """
@@ -243,6 +245,7 @@ class FleetView:
         tokens = request.prompt_tokens
         if tokens is None:
             tokens = estimator.tokens(request.prompt_bytes)
+        tokens += request.answered_tokens
         longest = self._limits.longest
         return tokens if longest is None else min(tokens, longest * request.prompts)
 

@@ -125,6 +125,7 @@ class DecodeTier:
             lost_replica=lost if failure.cause.is_replicas else None,
             is_admitted=True,
             however_late=True,
+            answered_tokens=delivered.tokens,
         )
         decision = None
         refusal = delivered.bound if delivered.has_begun else None

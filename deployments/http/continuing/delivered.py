@@ -39,6 +39,11 @@ class Delivered:
     _has_usage: bool = False
     _created: str = ""
 
+    @property
+    def tokens(self) -> int:
+        """How many the client has got, and are prefilled with the prompt where it goes on."""
+        return len(self._token_ids)
+
     def take(self, piece: Piece) -> str | None:
         """The text to hand over for a piece; None when the client has had it from another replica."""
         if is_role(piece.text):

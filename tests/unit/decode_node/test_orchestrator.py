@@ -352,6 +352,14 @@ async def test_the_ingress_hears_what_of_the_prompt_was_cached_for_who_goes_on_a
     assert told[0] == (CacheUse(len(PROMPT) - 1, 0) if local else CacheUse(64, 32))
 
 
+async def test_the_router_hears_how_much_is_prefilled_of_what_goes_on_after_a_loss():
+    steps = Play({A: FailureCause.REPLICA_DIED, B: [[THIRD]]}, [Replaced(B, 0.0)])
+    request = Request(vllm_xargs={CARRIED_XARG: msgspec.to_builtins(Carried([FIRST] * 3000))})
+    await serve(steps, request=request, attempt=100)
+    assert [asked.tokens for asked in steps.asked] == [3099]
+    assert [len(prompt) for prompt in steps.prompts] == [3099, 3099]
+
+
 async def test_with_the_same_model_runner_on_both_tiers_a_seed_carries():
     steps, counts = Play({A: ANSWER}, second_runner=True), Counts()
     assert await serve(steps, counts, request=RESAMPLED) == STREAMED
@@ -768,7 +776,8 @@ async def test_one_that_leaves_the_engine_goes_on_after_its_last_token(request_,
     assert steps.carried == [FIRST, SECOND]
     (asked,) = steps.asked
     assert (asked.cause, asked.failed_replicas, asked.lost_replica) == (FailureCause.LEFT, (), None)
-    assert (asked.tokens, asked.ttft_budget_s, asked.explicit_deadline) == (102, 2.0, False)
+    assert (asked.tokens, asked.ttft_budget_s, asked.explicit_deadline) == (101, 2.0, False)
+    assert len(steps.prompts[-1]) == 101, "decode computes the last token that it carries"
     assert [one.attempt_id for one in steps.contexts] == ["job", "job#1"]
     assert steps.pulls == [{"at": A}, {"at": B}]
     assert steps.released == [], "it had been pulled"

@@ -60,6 +60,9 @@ def test_what_a_slow_replica_has_counts_as_on_the_fastest():
         ({"prompt_tokens": None, "prompt_bytes": 2_000_000}, 4096),
         ({"prompt_tokens": 500_000, "prompts": 16}, 16 * 4096),
         ({"prompt_tokens": 16 * 4000, "prompts": 16}, 16 * 4000),
+        ({"prompt_tokens": 1000, "answered_tokens": 500}, 1500),
+        ({"prompt_tokens": 4000, "answered_tokens": 500}, 4096),
+        ({"prompt_tokens": None, "prompt_bytes": 0, "answered_tokens": 500}, 501),
     ],
 )
 def test_a_prompt_is_no_more_work_than_the_model_takes(size, tokens):

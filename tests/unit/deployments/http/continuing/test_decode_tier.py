@@ -135,6 +135,7 @@ async def test_a_stream_goes_on_where_it_was(failure, cause):
     (asked,) = fleet.asked
     assert (asked.failed_replicas, asked.lost_replica) == ((A,), A)
     assert (asked.is_admitted, asked.however_late, asked.elapsed_s) == (True, True, 0.0)
+    assert (asked.prompt_tokens, asked.answered_tokens) == (10, 2)
     (first, _), (body, context) = fleet.sent
     assert first is BODY
     assert body.vllm_xargs[CARRIED_XARG]["token_ids"] == [1, 2]
@@ -149,6 +150,7 @@ async def test_before_the_first_token_it_begins_elsewhere(failure, cause):
     assert fleet.counted == [(cause, "restarted")]
     assert fleet.sent[1][0] is BODY
     assert fleet.asked[0].elapsed_s > 0
+    assert fleet.asked[0].answered_tokens == 0
 
 
 async def test_it_fails_again_and_goes_on_again():
