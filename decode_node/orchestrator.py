@@ -267,7 +267,7 @@ class Orchestrator:
             started_s = time.monotonic()
             samples = resampled is None and run.carried is None
             try:
-                if self.decoding.computes_prompt(run.context):
+                if self.decoding.computes_prompt(run):
                     answer = self.decoding.with_prompt(run, params, decode)
                 else:
                     prefilled = await self.prefilling.attempt(

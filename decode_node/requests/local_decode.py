@@ -23,7 +23,6 @@ from decode_node.requests.underway import Underway
 from decode_node.spans import DECODE
 from sampling.carried import KV_PARAMS, CacheUse, Prefilled
 from slo.replacement import FailureCause
-from slo.request import RequestContext
 from telemetry.catalogue import LOCAL_PREFILLS
 from telemetry.instruments import Instruments
 
@@ -58,9 +57,10 @@ class LocalDecode:
     short: LocalPrefills
     may_compute: bool = False
 
-    def computes_prompt(self, context: RequestContext) -> bool:
-        """Whether the engine computes a request's prompt itself, as one of `local`."""
-        return self.may_compute and context.local_prefill not in {"", LocalReason.LEFT}
+    def computes_prompt(self, run: Underway) -> bool:
+        """Whether the engine computes a request's prompt itself, in its turn."""
+        is_local = run.context.local_prefill not in {"", LocalReason.LEFT}
+        return self.may_compute and is_local and not run.has_ended
 
     async def after(
         self, prefilled: Prefilled, run: Underway, params: SamplingParams, decode: Decode

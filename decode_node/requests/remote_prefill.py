@@ -60,7 +60,7 @@ class RemotePrefill:
             RefusedError: The prefill replica refuses the request.
         """
         context = run.context
-        if run.carried is not None and run.carried.finish_reason is not None:
+        if run.has_ended:
             return _NOTHING
         if context.local_prefill == LocalReason.LEFT:
             return self._computed_after_all(context.local_prefill)

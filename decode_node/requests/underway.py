@@ -124,6 +124,11 @@ class Underway:
         return AwaitedKv(self.context.job_id, self.context.tier, tokens)
 
     @property
+    def has_ended(self) -> bool:
+        """Whether it lacks no token any more, so that nothing is computed for it."""
+        return self.carried is not None and self.carried.finish_reason is not None
+
+    @property
     def prefill_tokens(self) -> int:
         """What prefill computes of its prompt and of what it carries, whose last token decode computes."""
         carried = () if self.carried is None else self.carried.token_ids[:-1]

@@ -360,6 +360,17 @@ async def test_the_router_hears_how_much_is_prefilled_of_what_goes_on_after_a_lo
     assert [len(prompt) for prompt in steps.prompts] == [3099, 3099]
 
 
+@pytest.mark.parametrize("why", ["", LocalReason.NO_PREFILL_REPLICA.value])
+async def test_what_lacks_no_token_any_more_has_nothing_computed_and_waits_for_no_turn(why):
+    """Its decode replica has died between its last token and its end."""
+    steps, counts, local = Play({}), Counts(), LocalPrefills(1)
+    request = Request(vllm_xargs={CARRIED_XARG: msgspec.to_builtins(Carried(ANSWER, None, "length"))})
+    async with local.claimed(Party("other", STANDARD)) as claim, local.turn(claim, 5000), asyncio.timeout(1):
+        answer = await serve(steps, counts, request=request, local=local, local_prefill=why, attempt=100)
+    assert answer == STREAMED, "the layer leaves out what the client has where it sees choices"
+    assert (steps.prompts, counts) == ([], {})
+
+
 async def test_with_the_same_model_runner_on_both_tiers_a_seed_carries():
     steps, counts = Play({A: ANSWER}, second_runner=True), Counts()
     assert await serve(steps, counts, request=RESAMPLED) == STREAMED
