@@ -20,9 +20,10 @@ from slo.admission.tenant_limits import NO_USAGE, Usage
 
 _COUNTS: Final = re.compile(
     r',"usage":\{"prompt_tokens":(\d+),"total_tokens":\d+,"completion_tokens":(\d+)'
-    r'(?:,"\w+":(?:null|\{[^{}]*\}))*\}'
+    r'(?:,"\w+":(?:null|\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}))*\}'
 )
-"""At the end of an event; inside a JSON string the quotes would be escaped."""
+"""At the end of an event; inside a JSON string the quotes would be escaped. The details of a prompt with
+media have an object in them."""
 _CHOICE: Final = re.compile(r'"choices":\[\{"index":(\d+),')
 _TOTALS: Final = '"choices":[]'
 """The event before the end of a stream, with the usage of all its answers."""

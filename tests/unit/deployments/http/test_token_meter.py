@@ -14,7 +14,7 @@ from vllm.entrypoints.openai.completion.protocol import (
     CompletionResponseStreamChoice,
     CompletionStreamResponse,
 )
-from vllm.entrypoints.serve.engine.protocol import CompletionTokenUsageInfo, UsageInfo
+from vllm.entrypoints.serve.engine.protocol import CompletionTokenUsageInfo, PromptTokenUsageInfo, UsageInfo
 
 from deployments.http.token_meter import TokenMeter
 from slo.admission.tenant_limits import NO_USAGE, Usage
@@ -79,6 +79,17 @@ def test_who_asks_for_usage_gets_what_was_asked_for(continuous):
     meter = TokenMeter(chat(stream=True, stream_options=options), ADMITTED)
     assert ("usage" in values(meter.read(chat_event(0, 1)))) is continuous
     assert values(meter.read(totals(7, 5)))["usage"]["total_tokens"] == 12
+
+
+@pytest.mark.parametrize("media", [None, {}, {"image": 64}, {"image": 64, "audio": 9}])
+def test_the_totals_of_a_prompt_with_media_are_read(media):
+    """They say how many tokens of it each kind of media has, an object in an object."""
+    chunk = CompletionStreamResponse(id="c", created=1, model="m", choices=[], usage=usage(70, 5))
+    details = PromptTokenUsageInfo(cached_tokens=0, created_cache_tokens=64, multimodal_tokens=media)
+    chunk.usage.prompt_tokens_details = details
+    meter = TokenMeter(chat(stream=True), None)
+    assert meter.read(sse(chunk, exclude_unset=True)) == ""
+    assert meter.output_tokens == 5
 
 
 def test_every_answer_has_its_prompt():
