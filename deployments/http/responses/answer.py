@@ -210,11 +210,12 @@ def _item(item: Any) -> Any:
 def _usage(usage: dict[str, Any]) -> ResponseUsage:
     """The same counts under the API's names."""
     read, written = usage["prompt_tokens"], usage.get("completion_tokens") or 0
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    prompt = usage.get("prompt_tokens_details") or {}
+    found, kept = (prompt.get(name) or 0 for name in ("cached_tokens", "created_cache_tokens"))
     reasoned = (usage.get("completion_tokens_details") or {}).get("reasoning_tokens") or 0
     return ResponseUsage(
         input_tokens=read,
-        input_tokens_details=InputTokensDetails(cached_tokens=cached, cache_write_tokens=0),
+        input_tokens_details=InputTokensDetails(cached_tokens=found, cache_write_tokens=kept),
         output_tokens=written,
         output_tokens_details=OutputTokensDetails(reasoning_tokens=reasoned),
         total_tokens=read + written,

@@ -80,6 +80,16 @@ def test_a_text():
     assert response.max_output_tokens == 91
 
 
+def test_what_of_the_prompt_was_cached_and_is_now():
+    details = {"cached_tokens": 3, "created_cache_tokens": 5, "multimodal_tokens": None}
+    usage = {**USAGE, "prompt_tokens_details": details}
+    response = ResponseWording(ResponsesRequest(input="hi", model="m"), "resp_1", 100).response(
+        "m", [], "stop", usage
+    )
+    told = response.usage.input_tokens_details
+    assert (told.cached_tokens, told.cache_write_tokens) == (3, 5)
+
+
 def test_a_text_that_was_cut():
     response = whole({"role": "assistant", "content": "Once"}, "length", max_output_tokens=4)
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
