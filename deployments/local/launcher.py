@@ -321,8 +321,6 @@ def _check_port_free(key: str, host: str, port: int) -> None:
                 raise ConfigError(f"host: {host} is no address of this machine ({error.strerror})") from None
             msg = f"{key}: cannot listen on {host}:{port} ({error.strerror}); choose another port"
             raise ConfigError(msg) from None
-        except UnicodeError:  # not even the form of a name
-            raise ConfigError(f"host: {host!r} is neither an address nor a name") from None
 
 
 def _some_port() -> int:

@@ -40,9 +40,9 @@ def test_a_port_in_use_is_named(taken_port):
         check_ports_free(parse(free))
 
 
-@pytest.mark.parametrize("host", ["a..b", "192.0.2.77", "no-such-host.invalid"])
+@pytest.mark.parametrize("host", ["192.0.2.77", "no-such-host.invalid"])
 def test_a_host_that_is_not_this_machine_is_named(host):
-    with pytest.raises(ConfigError, match=f"^host: '?{host}'? is n"):
+    with pytest.raises(ConfigError, match=f"^host: {host} is no"):
         check_ports_free(parse({"host": host, "port": free_port()}))
 
 

@@ -212,6 +212,7 @@ def test_a_store_that_no_longer_answers_keeps_nobody():
 
         def set(self, *_):
             time.sleep(60.0)
+            raise RuntimeError("Connection timed out")
 
     began_s = time.monotonic()
     with pytest.raises(VoteTimeoutError, match="rank 0 did not come") as failure:
