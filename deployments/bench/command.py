@@ -62,7 +62,7 @@ def bench(  # noqa: PLR0913 - each is an option of the command
     max_rate: Annotated[float, typer.Option(callback=finite, min=1e-6, help="Where --search ends.")] = 10.0,
     precision: Annotated[float, typer.Option(min=0.001, max=1, help="How close --search goes.")] = 0.05,
     settle: Annotated[
-        float, typer.Option(callback=finite, min=0, help="Most seconds without load after refusals.")
+        float, typer.Option(callback=finite, min=0, help="Most seconds without load after an overload.")
     ] = 240.0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the result here.")] = None,
 ) -> None:

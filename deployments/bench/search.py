@@ -2,7 +2,8 @@
 
 Owns which rate is tried when, and what is found. What a rate is offered by is `load`'s. A server that sheds
 under overload, as SlackServe does, admits again in small steps, and what it still refuses then would count
-against the next rate. It need not say so, so the search goes by the refusals and failures that it has seen.
+against the next rate. It need not say so, and may have begun after the last request of a rate was sent. So
+the search goes by what went wrong at that rate: refusals, failures, or too many late answers.
 """
 
 from __future__ import annotations
@@ -77,16 +78,17 @@ async def search(
         except StopIteration as end:
             found: Goodput = end.value
             return replace(found, is_bounded=found.is_bounded and not is_client_slow)
-        if (seconds := rest_s(result, max_rest_s)) > 0:
+        if (seconds := rest_s(result, max_rest_s, is_good=is_good)) > 0:
             await rest(seconds)
 
 
-def rest_s(result: Result, max_rest_s: float) -> float:
-    """How long a server is left alone after a rate: none if all of its requests were answered.
+def rest_s(result: Result, max_rest_s: float, *, is_good: bool) -> float:
+    """How long a server is left alone after a rate: not at all if it was good and all was answered.
 
-    Else by how long it was under load, which is how far it may have gone in turning requests away.
+    Else by how long it was under load, which is how far it may have gone in turning requests away. One that
+    was only late may turn them away, too: it learns that when first tokens come, when no more are sent.
     """
-    if not result.overall.refused and not result.overall.failed:
+    if is_good and not result.overall.refused and not result.overall.failed:
         return 0.0
     return min(max_rest_s, _REST_S + _REST_PER_S * result.wall_s)
 
