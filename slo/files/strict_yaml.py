@@ -5,6 +5,7 @@ its reader raises, is its own module's.
 """
 
 import difflib
+import ipaddress
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -34,13 +35,18 @@ def _named_address(value: str) -> str:
     if not value.strip():
         raise ValueError("is empty; give an address, such as 127.0.0.1, or 0.0.0.0 for all of the machine's")
     try:
+        if ":" in value:
+            ipaddress.IPv6Address(value)
         value.encode("idna")
-    except UnicodeError:  # as of an empty label
-        is_name = False
+    except ValueError:  # as of an empty label
+        is_one = False
     else:
-        is_name = value.split() == [value]
-    if not is_name:
-        raise ValueError(f"{value!r} is neither an address nor a name; give one, such as 127.0.0.1")
+        is_one = value.isprintable() and not any(each in " /[]" for each in value)
+    if not is_one:
+        raise ValueError(
+            f"{value!r} is neither an address nor a name; give one without a port, brackets or a scheme, "
+            "such as 127.0.0.1 or ::1"
+        )
     return value
 
 

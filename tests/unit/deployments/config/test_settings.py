@@ -192,6 +192,7 @@ def test_defaults_are_the_documented_tiers():
         ({"monitor": {"host": "head..svc"}}, "monitor.host", "is neither an address nor a name"),
         ({"monitor": {"host": "x" * 64}}, "monitor.host", "is neither an address nor a name"),
         ({"host": "two names"}, "host", "is neither an address nor a name"),
+        ({"monitor": {"host": "head:9465"}}, "monitor.host", "without a port"),
         *(
             ({tier: {"engine_kwargs": {key: value}}}, f"{tier}.engine_kwargs", hint)
             for tier in ("prefill", "decode")

@@ -2,8 +2,9 @@ import subprocess
 import sys
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
-from slo.files.strict_yaml import parse_yaml
+from slo.files.strict_yaml import Address, parse_yaml
 
 LIBRARY = "import lmformatenforcer.external.jsonschemaobjectutil"
 OURS = "from slo.files.strict_yaml import parse_yaml"
@@ -52,3 +53,43 @@ again: {<<: *more, a: 6}
         "twice": {"a": 3, "b": 2},
         "again": {"a": 6, "b": 2},
     }
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "0.0.0.0",
+        "127.1",
+        "::",
+        "::1",
+        "fe80::1%eth0",
+        "::ffff:10.0.0.1",
+        "localhost",
+        "my_service.ns",
+        "head.default.svc.cluster.local.",
+        "x" * 63,
+        "ü.de",
+    ],
+)
+def test_an_address_of_either_family_and_a_name_are_taken(address):
+    assert TypeAdapter(Address).validate_python(address) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[::1]",
+        "[::1]:9465",
+        "[head",
+        "127.0.0.1:9465",
+        "head:9465",
+        "http://head",
+        "head/",
+        "head\0",
+        "::1::",
+    ],
+)
+def test_an_address_with_a_port_brackets_or_a_scheme_is_refused(text):
+    with pytest.raises(ValidationError, match="is neither an address nor a name"):
+        TypeAdapter(Address).validate_python(text)
