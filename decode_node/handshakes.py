@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ray.serve.llm.openai_api_models import CompletionRequest
 from vllm.exceptions import VLLMServerError
@@ -43,6 +43,18 @@ class NothingPulledError(RuntimeError):
         )
 
 
+class _Pull(NamedTuple):
+    """What became of one; one that neither came nor failed is late, which says nothing of what is configured.
+
+    Attributes:
+        came: Whether the KV cache came.
+        failure: What the engine said when it did not.
+    """
+
+    came: bool = False
+    failure: str | None = None
+
+
 class Handshakes:
     """Has an engine decode one token that each prefill replica has prefilled.
 
@@ -53,8 +65,7 @@ class Handshakes:
         backend: Ray's, of the KV connector.
 
     Attributes:
-        failure: That nothing could be pulled when it was last tried; None where something could, where no
-            prefill replica has answered, and before that.
+        failure: That nothing could be pulled when it was tried; None before that, and once something could.
     """
 
     def __init__(self, engine: Any, tier: PrefillTier, model: str, backend: Any) -> None:
@@ -84,10 +95,10 @@ class Handshakes:
         if not done:
             logs.event("handshakes_later", level=logging.WARNING, waited_s=WITHOUT_PREFILL_S)
         elif meeting.result():
-            return
+            return  # otherwise nobody has answered, or all pulls were late
         self._task = asyncio.create_task(self._later(expected, meeting))
 
-    async def _later(self, expected: int, meeting: asyncio.Task[int]) -> None:
+    async def _later(self, expected: int, meeting: asyncio.Task[bool]) -> None:
         """Go on until something has been pulled, as the replica serves; `meeting` has begun."""
         while True:
             try:
@@ -100,8 +111,10 @@ class Handshakes:
             await asyncio.sleep(_LATER_S)
             meeting = asyncio.create_task(self._meet(expected, 0.0))
 
-    async def _meet(self, expected: int, others_s: float) -> int:
-        """How many prefill replicas are known, in the end.
+    async def _meet(self, expected: int, others_s: float) -> bool:
+        """Whether something was pulled from a prefill replica.
+
+        One whose pull is late is not waited for any longer.
 
         Args:
             expected: It need not be more.
@@ -115,21 +128,22 @@ class Handshakes:
             handovers = await self._tier.broadcast("prewarm_prefill", self._prefill, within_s=HANDSHAKE_DUE_S)
             if handovers:
                 until_s = min(until_s, time.monotonic() + others_s)
-            failures = [failure for params in handovers if (failure := await self._pull(params)) is not None]
-            met = len(handovers) - len(failures)
-            self.failure = NothingPulledError(failures[0]) if failures and not met else None
+            pulls = [await self._pull(params) for params in handovers]
+            failures = [pull.failure for pull in pulls if pull.failure is not None]
+            met = len(pulls) - len(failures)
+            if came := sum(pull.came for pull in pulls):
+                self.failure = None
+            elif failures and not met:
+                self.failure = NothingPulledError(failures[0])
             if met >= expected or time.monotonic() >= until_s:
-                logs.event("handshakes_done", replicas=met, expected=expected)
-                if self.failure is not None:
-                    raise self.failure
-                return met
+                logs.event("handshakes_done", replicas=came, expected=expected)
+                if failures and not met:
+                    raise NothingPulledError(failures[0])
+                return came > 0
             await asyncio.sleep(_RETRY_S)
 
-    async def _pull(self, params: Mapping[str, Any]) -> str | None:
-        """Decode a token after a prefill elsewhere; what the engine said when its KV cache did not come.
-
-        One that is late says nothing against what is configured.
-        """
+    async def _pull(self, params: Mapping[str, Any]) -> _Pull:
+        """Decode a token after a prefill elsewhere."""
         request = self._request.model_copy(deep=True)
         request.kv_transfer_params = dict(params)
         failure, limit = None, asyncio.timeout(HANDSHAKE_DUE_S)
@@ -139,11 +153,11 @@ class Handshakes:
                     if (refused := error_in(piece)) is not None:
                         failure = refused.message
         except TimeoutError:
-            return None
+            return _Pull()
         except VLLMServerError as error:
             failure = str(error)
         if limit.expired():  # vLLM catches the cancellation, and answers with an error
-            return None
+            return _Pull()
         if failure is not None:
             logs.event(
                 "handshake_failed",
@@ -153,4 +167,4 @@ class Handshakes:
                 port=params.get("remote_port"),
                 error=failure[:300],
             )
-        return failure
+        return _Pull(came=failure is None, failure=failure)

@@ -30,6 +30,7 @@ class Engine:
 
     def __init__(self, broken=(), late=()):
         self.pulled = []
+        self.asked = 0
         self.broken = broken
         self.late = late
         self.serving = OpenAIServingChat.__new__(OpenAIServingChat)
@@ -37,6 +38,7 @@ class Engine:
 
     async def completions(self, request, info):
         port = request.kv_transfer_params["remote_port"]
+        self.asked += 1
         if port in self.broken:
             raise GenerationError
         if port in self.late:
@@ -139,6 +141,32 @@ async def test_one_that_learns_later_that_nothing_can_be_pulled_says_so_until_so
     await until(lambda: shaking.failure is None)
     await asyncio.wait_for(shaking._task, 1.0)
     assert engine.pulled[0] == 0
+
+
+@pytest.mark.parametrize("needed", [False, True])
+async def test_a_pull_that_is_late_does_not_tell_that_something_can_be_pulled(needed, monkeypatch):
+    """An engine that computes all prompts itself is busy, and takes long over what fails in the end."""
+    monkeypatch.setattr(handshakes, "FIRST_S", 0.2)
+    monkeypatch.setattr(handshakes, "HANDSHAKE_DUE_S", 0.05)
+    tier, engine, shaking, _ = await began(0, needed=needed, broken={0, 1})
+    tier.up = 2
+    await until(lambda: shaking.failure is not None)
+    engine.broken, engine.late, engine.asked = (), {0, 1}, 0
+    await until(lambda: engine.asked > 2)
+    assert shaking.failure is not None
+    assert not shaking._task.done(), "it goes on"
+    engine.late = ()
+    await asyncio.wait_for(shaking._task, 1.0)
+    assert shaking.failure is None
+    assert set(engine.pulled) == {0, 1}
+
+
+async def test_one_that_starts_with_pulls_that_are_all_late_learns_later_that_they_fail(monkeypatch):
+    monkeypatch.setattr(handshakes, "HANDSHAKE_DUE_S", 0.05)
+    _, engine, shaking, _ = await began(2, needed=True, late={0, 1})
+    assert shaking.failure is None
+    engine.broken = {0, 1}
+    await until(lambda: shaking.failure is not None)
 
 
 async def test_a_call_to_the_tier_that_fails_does_not_end_the_handshakes_of_one_that_serves():
