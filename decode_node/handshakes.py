@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -65,7 +66,8 @@ class Handshakes:
         backend: Ray's, of the KV connector.
 
     Attributes:
-        failure: That nothing could be pulled when it was tried; None before that, and once something could.
+        failure: That nothing could be pulled for as long as it was tried; None before that, and once
+            something could.
     """
 
     def __init__(self, engine: Any, tier: PrefillTier, model: str, backend: Any) -> None:
@@ -75,6 +77,7 @@ class Handshakes:
         self._request = CompletionRequest(model=model, prompt=" x", max_tokens=1, ignore_eos=True)
         self._prefill = backend.prepare_prefill_request(request=self._request, peer=None)
         self._task: asyncio.Task[None] | None = None
+        self._pulled_at_s = -math.inf
         self.failure: NothingPulledError | None = None
 
     async def begin(self, expected: int, *, needed: bool) -> None:
@@ -90,13 +93,20 @@ class Handshakes:
         Raises:
             NothingPulledError: when replicas are up, and the KV cache of none comes.
         """
-        meeting = asyncio.create_task(self._meet(expected, OTHERS_S))
+        meeting = asyncio.create_task(self._meet(expected))
         done, _ = await asyncio.wait([meeting], timeout=None if needed else WITHOUT_PREFILL_S)
         if not done:
             logs.event("handshakes_later", level=logging.WARNING, waited_s=WITHOUT_PREFILL_S)
         elif meeting.result():
             return  # otherwise nobody has answered, or all pulls were late
         self._task = asyncio.create_task(self._later(expected, meeting))
+
+    def pulled(self) -> None:
+        """A KV cache has come from a prefill replica, of whichever request.
+
+        A request's does not end the tries: one whose prompt is cached here whole has nothing to pull.
+        """
+        self._pulled_at_s, self.failure = time.monotonic(), None
 
     async def _later(self, expected: int, meeting: asyncio.Task[bool]) -> None:
         """Go on until something has been pulled, as the replica serves; `meeting` has begun."""
@@ -109,21 +119,19 @@ class Handshakes:
             except Exception as error:  # noqa: BLE001 - the edge of a task; one that ends meets nobody
                 logs.event("handshakes_failed", level=logging.ERROR, error=repr(error)[:300])
             await asyncio.sleep(_LATER_S)
-            meeting = asyncio.create_task(self._meet(expected, 0.0))
+            meeting = asyncio.create_task(self._meet(expected))
 
-    async def _meet(self, expected: int, others_s: float) -> bool:
-        """Whether something was pulled from a prefill replica.
+    async def _meet(self, expected: int) -> bool:
+        """Whether something was pulled from one of so many prefill replicas.
 
-        One whose pull is late is not waited for any longer.
-
-        Args:
-            expected: It need not be more.
-            others_s: For so long others are waited for, and it is tried again, once one has answered.
+        Once one has answered, it is tried again for a while: others may come, and one that fails may just
+        end. One whose pull is late is not waited for any longer.
 
         Raises:
-            NothingPulledError: The KV cache of none that answers comes.
+            NothingPulledError: The KV cache of none that answers comes, nor has one for a request meanwhile.
         """
-        until_s = time.monotonic() + FIRST_S
+        began_s = time.monotonic()
+        until_s, others_s = began_s + FIRST_S, OTHERS_S if self.failure is None else 0.0
         while True:
             handovers = await self._tier.broadcast("prewarm_prefill", self._prefill, within_s=HANDSHAKE_DUE_S)
             if handovers:
@@ -132,13 +140,12 @@ class Handshakes:
             failures = [pull.failure for pull in pulls if pull.failure is not None]
             met = len(pulls) - len(failures)
             if came := sum(pull.came for pull in pulls):
-                self.failure = None
-            elif failures and not met:
-                self.failure = NothingPulledError(failures[0])
+                self.pulled()
             if met >= expected or time.monotonic() >= until_s:
                 logs.event("handshakes_done", replicas=came, expected=expected)
-                if failures and not met:
-                    raise NothingPulledError(failures[0])
+                if failures and not met and self._pulled_at_s < began_s:
+                    self.failure = NothingPulledError(failures[0])
+                    raise self.failure
                 return came > 0
             await asyncio.sleep(_RETRY_S)
 

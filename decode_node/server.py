@@ -151,12 +151,23 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._tier = PrefillTier(self._prefill_handle, self._background)
         self._local = LocalPrefills(node.at_once, node.max_prompts)
         self._short = LocalPrefills(node.at_once)
+        self._handshakes = Handshakes(
+            self.engine, self._tier, llm_config.model_id, self._get_connector_backend()
+        )
         self._layer = OpenAILayer(self._replica_id, self.engine)
         watch = PrefillWatch(self._tier.ask)
         self._orchestrator = Orchestrator(
             self._layer,
             RemotePrefill(self._tier, watch, self._instruments),
-            LocalDecode(self._tier, watch, self._instruments, self._local, self._short, node.local_prefill),
+            LocalDecode(
+                self._tier,
+                watch,
+                self._instruments,
+                self._local,
+                self._short,
+                node.local_prefill,
+                self._handshakes.pulled,
+            ),
             Placing(
                 self._replica_id,
                 self._router,
@@ -181,9 +192,6 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._grammars.stand_before(client, self._orchestrator.refuse)
         self._ongoing = 0
         self._places = Places(node.max_ongoing_requests, node.tiers)
-        self._handshakes = Handshakes(
-            self.engine, self._tier, llm_config.model_id, self._get_connector_backend()
-        )
         self._computes_prompts = node.local_prefill
         await self._handshakes.begin(node.prefill_replicas, needed=not node.local_prefill)
         self._max_model_len = self.engine._engine_client.model_config.max_model_len  # noqa: SLF001

@@ -48,6 +48,7 @@ class LocalDecode:
         short: Those that it computes for being short. They have places of their own: they make no step of the
             engine much longer.
         may_compute: Whether it also computes some for lack of a prefill replica.
+        pulled: Called for each request whose KV cache has come from a prefill replica.
     """
 
     tier: PrefillTier
@@ -56,6 +57,7 @@ class LocalDecode:
     local: LocalPrefills
     short: LocalPrefills
     may_compute: bool = False
+    pulled: Callable[[], None] = lambda: None
 
     def computes_prompt(self, run: Underway) -> bool:
         """Whether the engine computes a request's prompt itself, in its turn."""
@@ -166,6 +168,8 @@ class LocalDecode:
                 raise PrefillFailedError(FailureCause.REQUEST_FAILED, replica)
             is_up = await self.watch.is_up(replica)  # a pull fails likewise if decode comes too late for it
             raise PrefillFailedError(FailureCause.PULL_FAILED, replica, is_up=is_up)
+        if needs_pull and has_pulled:
+            self.pulled()
         return output, has_pulled
 
 

@@ -169,6 +169,36 @@ async def test_one_that_starts_with_pulls_that_are_all_late_learns_later_that_th
     await until(lambda: shaking.failure is not None)
 
 
+async def test_one_failed_try_says_nothing_against_a_replica_that_serves(monkeypatch):
+    """The prefill replica ends just then; Serve would replace the decode replica, with all its streams."""
+    monkeypatch.setattr(handshakes, "FIRST_S", 0.2)
+    tier, engine, shaking, _ = await began(0, needed=True, broken={0, 1})
+    tier.up = 2
+    await until(lambda: engine.asked == 2)
+    assert shaking.failure is None
+    engine.broken = ()
+    await asyncio.wait_for(shaking._task, 1.0)
+    assert shaking.failure is None
+    assert engine.pulled == [0, 1]
+
+
+async def test_what_is_pulled_for_a_request_shows_that_something_can_be(monkeypatch):
+    monkeypatch.setattr(handshakes, "FIRST_S", 0.2)
+    told = []
+    monkeypatch.setattr(handshakes.logs, "event", lambda name, **_: told.append(name))
+    tier, engine, shaking, _ = await began(0, needed=True, broken={0, 1})
+    tier.up = 2
+    await until(lambda: engine.asked)
+    shaking.pulled()
+    told.clear()
+    await until(lambda: "handshakes_done" in told)
+    assert shaking.failure is None
+    await until(lambda: "nothing_pulled" in told)
+    assert shaking.failure is not None, "of none since"
+    shaking.pulled()
+    assert shaking.failure is None
+
+
 async def test_a_call_to_the_tier_that_fails_does_not_end_the_handshakes_of_one_that_serves():
     tier, engine, _, _ = await began(0, needed=False)
 

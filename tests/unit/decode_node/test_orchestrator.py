@@ -114,6 +114,7 @@ class Play:
         self.given, self.cached, self.engine = [], [], []
         self.again = None  # what decode makes of every attempt but the first, whatever prefill has done
         self.dead = False
+        self.came = 0
         self.replace = SimpleNamespace(remote=self.place)
         config = SimpleNamespace(
             scheduler_config=SimpleNamespace(scheduler_cls=scheduler, stream_interval=1),
@@ -126,6 +127,9 @@ class Play:
         self._engine_client = SimpleNamespace(
             vllm_config=config, generate=self.generate, output_processor=processor, errored=False
         )
+
+    def pulled(self):
+        self.came += 1
 
     async def prefill(self, asked, info, context):
         self.prompts.append(asked.token_ids)
@@ -256,7 +260,7 @@ def orchestrator(steps, counts=None, limit=2, ask=None, local=None, leaves=False
     placing = Placing(D, steps, 1.0, rules, counts, local is not None)
     prefill = RemotePrefill(steps, watch, counts)
     local, may_compute = local or LocalPrefills(1), local is not None
-    decode = LocalDecode(steps, watch, counts, local, LocalPrefills(1), may_compute)
+    decode = LocalDecode(steps, watch, counts, local, LocalPrefills(1), may_compute, steps.pulled)
     layer = OpenAILayer(D, steps)
     served = Orchestrator(layer, prefill, decode, placing, counts, leaves, frozenset(droppable))
     served.stand_before(steps._engine_client)
@@ -320,6 +324,7 @@ async def test_a_request_that_nothing_happens_to_passes_untouched(request_, answ
     assert steps.released == []
     assert steps.prompts == [PROMPT]
     assert steps.pulls == [{"at": A}]
+    assert steps.came == 1
     assert set(steps.cached) == {(64, 32)}, "what prefill found and made, not what was pulled"
     assert counts == ({("seed",): 1} if request_ is RESAMPLED else {})
 
@@ -369,6 +374,17 @@ async def test_what_lacks_no_token_any_more_has_nothing_computed_and_waits_for_n
         answer = await serve(steps, counts, request=request, local=local, local_prefill=why, attempt=100)
     assert answer == STREAMED, "the layer leaves out what the client has where it sees choices"
     assert (steps.prompts, counts) == ([], {})
+
+
+async def test_only_a_kv_cache_that_comes_from_a_prefill_replica_is_told_as_pulled():
+    steps = Play({A: [FAILED], B: ANSWER}, [Replaced(B, 0.1)])
+    assert await serve(steps) == STREAMED
+    assert (len(steps.pulls), steps.came) == (2, 1)
+    steps = Play({})
+    steps.at_home = ANSWER
+    why = LocalReason.NO_PREFILL_REPLICA.value
+    assert await serve(steps, local=LocalPrefills(1), local_prefill=why) == STREAMED
+    assert steps.came == 0
 
 
 async def test_with_the_same_model_runner_on_both_tiers_a_seed_carries():
