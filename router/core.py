@@ -219,7 +219,7 @@ class RouterCore:
             tier,
             tokens,
             request.answers,
-            request.output_tokens,
+            self._promises.most_output(request),
             is_top=rank == len(self.view.ranks) - 1,
             rank=rank,
             held_tokens=self.view.held_tokens(request, tokens),

@@ -171,6 +171,16 @@ class Promises:
         left_s = objective.e2e_s / max(1, self._answer_tokens(request))
         return left_s if objective.tpot_s is None else min(objective.tpot_s, left_s)
 
+    def most_output(self, request: PlacementRequested) -> int:
+        """The most tokens that memory is to be there for beyond those that are prefilled; 0 leaves that open.
+
+        An answer that goes on after a loss has no more to come than those that became longer than it is.
+        """
+        if not (emitted := request.answered_tokens):
+            return request.output_tokens
+        most = request.output_tokens - emitted if request.output_tokens else FIRST_GUESS
+        return max(1, self._answers.expected(request.objective.tier, request.tenant, emitted, most))
+
     def _alone(self, inquiry: Inquiry) -> tuple[Alone, float]:
         """What a request takes on an idle fleet, and the handoff of the replica that is fastest there."""
         request, tokens, idle = inquiry.request, inquiry.tokens, inquiry.fastest

@@ -52,9 +52,9 @@ class Newcomer:
     """A request that wants to decode.
 
     Attributes:
-        tokens: Of its prompt.
+        tokens: Of its prompt, and of what is prefilled of its answer with it.
         answers: How many it asks for, of all its prompts.
-        most_output: The most that all its answers may have; 0 leaves that open.
+        most_output: The most that all its answers may have beside what is among `tokens`; 0 leaves that open.
         is_top: Whether it is of the top tier.
         rank: Of its tier.
         held_tokens: Of its tokens, those whose KV requests of each decode replica hold.

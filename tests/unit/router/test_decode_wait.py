@@ -8,7 +8,7 @@ from router.admission import Gate
 from router.core import RouterCore
 from router.fleet.decode_replica import DecodeView
 from router.fleet.view import RouterLimits
-from router.messages import JobEnded, Placed, PlacementRequested
+from router.messages import Answered, JobEnded, Placed, PlacementRequested
 from router.placement.least_harm import LeastHarm
 from slo.admission.controller import AdmissionController, AdmissionRules
 from slo.admission.tenant_limits import TenantGates, TenantLimit
@@ -41,6 +41,25 @@ def router(gate=None):
 def asked(tier=PREMIUM, tokens=1000, ttft_s=None, e2e_s=None, **about):
     objective = Objective(tier, ttft_s, None, e2e_s=e2e_s)
     return PlacementRequested(JobId("job"), objective, False, tokens, 0, output_tokens=100, **about)
+
+
+def answered(tokens):
+    return JobEnded(JobId("other"), answered=Answered(STANDARD, "anonymous", tokens))
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most", "left"), [((), 2000, 100), ((1950,), 20_000, 50), ((500, 2100), 20_000, 200)]
+)
+def test_memory_is_kept_for_what_a_stream_that_goes_on_after_a_loss_has_not_answered_yet(lengths, most, left):
+    core = router()
+    load = DecodeLoad(30_000, 0, 0, 0.1, answers={STANDARD: 1900})
+    core.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0, kv_tokens=30_000, load=load), 0.0)
+    for length in lengths:
+        core.job_ended(answered(length), 0.0)
+    goes_on = asked(STANDARD, 100, answered_tokens=1900, is_admitted=True, however_late=True)
+    assert isinstance(core.place(replace(goes_on, output_tokens=most), 0.0), Placed)
+    (holding,) = core.view.decode[ReplicaId("decode")].sent.on_way
+    assert (holding.tokens, holding.remaining, holding.ends_in) == (2000, left, left)
 
 
 def test_it_waits_for_a_first_token_that_decode_samples():
