@@ -108,7 +108,7 @@ def _git(checkout: Path, *arguments: str) -> str:
 def _shown(argument: str) -> str:
     """An argument of the command; of a file elsewhere its name: where it lies says nothing to others."""
     path = Path(argument)
-    if not path.exists():
+    if not (path.exists() or path.is_absolute()):
         return argument
     inside = path.resolve().is_relative_to(Path.cwd())
     return os.path.relpath(path) if inside else path.name

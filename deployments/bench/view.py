@@ -38,7 +38,7 @@ def run_progress(total: int) -> Iterator[Callable[[Ended], None]]:
 @contextmanager
 def rest_progress(seconds: float) -> Iterator[None]:
     """Say that the server is left alone for so long."""
-    with Console(stderr=True).status(f"no load for {seconds:.0f} s, as the server refused or failed some"):
+    with Console(stderr=True).status(f"no load for {seconds:.0f} s, as some were late, refused or failed"):
         yield
 
 

@@ -27,7 +27,6 @@ from simulator.study.run import run
 from slo.queue.order import QueueOrder
 
 PRESET: Final = PRESETS["blog-70b"]
-PEER: Final = "S-EDF, suspend and resume"
 FIRST_SEED: Final = 201
 _AT_ONCE: Final = replace(SERVERS, preemption=replace(SERVERS.preemption, patience=0.0))
 _UNFAIR: Final = replace(_AT_ONCE, is_fair=False)
@@ -39,26 +38,31 @@ _PEER_HERE: Final = Scheduling(
     SERVERS.stop_within_s,
     SERVERS.cpu_stop_within_s,
 )
-CHANGED: Final[Mapping[str, Scheduling]] = {
+_CHANGED: Final[Mapping[str, Scheduling]] = {
     "its rules, SlackServe's boundaries": _PEER_HERE,
     "SlackServe": SERVERS,
     "… stops at once": _AT_ONCE,
     "… and without fairness": _UNFAIR,
     "… and the peer's boundaries": replace(_UNFAIR, granularity=Granularity.OPERATOR, launch_ahead_s=0.0),
 }
+_PEER: Final = ARMS["sedf-resume"]
+COMPARED: Final[Mapping[str, Arm]] = {
+    _PEER.title: _PEER,
+    **{title: Arm("slackserve", title, scheduling.build) for title, scheduling in _CHANGED.items()},
+}
 SHARES: Final = ("urgent", "relaxed", "all", "value", "unanswered")
 
 
-def shares(name: str, rate_rps: float, seed: int, requests: int) -> dict[str, float]:
+def shares(title: str, rate_rps: float, seed: int, requests: int) -> dict[str, float]:
     """Of one stream, as fractions."""
-    arm = ARMS["sedf-resume"] if name == PEER else Arm(name, name, CHANGED[name].build)
     arrivals = PRESET.workload.stream(rate_rps, requests, seed)
-    jobs = run(arm, PRESET.hardware, arrivals, {"join_tokens": float(JOIN_TOKENS)}).jobs
-    of_kind = {
-        kind: [job.is_on_time for job in jobs if job.arrival.kind == kind] for kind in PRESET.objective_ms
+    jobs = run(COMPARED[title], PRESET.hardware, arrivals, {"join_tokens": float(JOIN_TOKENS)}).jobs
+    by_kind = {
+        kind: statistics.fmean(job.is_on_time for job in jobs if job.arrival.kind == kind)
+        for kind in PRESET.objective_ms
     }
     return {
-        **{kind: statistics.fmean(on_time) for kind, on_time in of_kind.items()},
+        **by_kind,
         "all": statistics.fmean(job.is_on_time for job in jobs),
         "value": sum(job.weight for job in jobs if job.is_on_time) / sum(job.weight for job in jobs),
         "unanswered": statistics.fmean(not job.is_finished() for job in jobs),
@@ -72,17 +76,17 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--processes", type=int)
     options = parser.parse_args()
-    names, rates = (PEER, *CHANGED), PRESET.rates_rps
+    rates = PRESET.rates_rps
     assert rates is not None
     seeds = range(FIRST_SEED, FIRST_SEED + options.streams)
-    jobs = [*product(names, rates, seeds, [options.requests])]
+    jobs = [*product(COMPARED, rates, seeds, [options.requests])]
     rows: list[dict[str, Any]] = []
     with ProcessPoolExecutor(options.processes) as pool:
         found = [*pool.map(shares, *zip(*jobs, strict=True))]
-    for name, rate_rps in product(names, rates):
-        streams = [of for job, of in zip(jobs, found, strict=True) if job[:2] == (name, rate_rps)]
+    for title, rate_rps in product(COMPARED, rates):
+        streams = [of for job, of in zip(jobs, found, strict=True) if job[:2] == (title, rate_rps)]
         means = {share: statistics.fmean(of[share] for of in streams) for share in SHARES}
-        rows.append({"arm": name, "rate_rps": rate_rps, **means, "streams": streams})
+        rows.append({"arm": title, "rate_rps": rate_rps, **means, "streams": streams})
     print_rows("fractions", rows, {name: name for name in ("arm", "rate_rps", *SHARES)})
     about = {"preset": PRESET.name, "first_seed": seeds[0], "requests": options.requests}
     print(write("cores/tight", {**about, "rows": rows}))

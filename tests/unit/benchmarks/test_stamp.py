@@ -1,10 +1,11 @@
 """What a result says about the code that it was measured with."""
 
 import subprocess
+import sys
 
 import pytest
 
-from benchmarks.report import commit, is_dirty
+from benchmarks.report import about, commit, is_dirty
 
 
 def git(checkout, *arguments):
@@ -34,3 +35,12 @@ def test_what_benchmarks_write_is_no_change_of_the_code(checkout, changed, dirty
 
 def test_without_a_repository_there_is_no_commit(tmp_path):
     assert commit(tmp_path) == ""
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_where_files_lie_elsewhere_is_not_told(tmp_path, monkeypatch, is_there):
+    output = tmp_path / "found"
+    if is_there:
+        output.mkdir()
+    monkeypatch.setattr(sys, "argv", ["benchmark", "--output", str(output), "--only", "a/b"])
+    assert about()["command"].endswith(" --output found --only a/b")
