@@ -55,6 +55,38 @@ def test_a_sweep_fits_what_it_measures_and_survives_the_file(tmp_path):
     assert json.loads(path.read_text())["about"] == {"model": "tiny"}
 
 
+class Disturbed:
+    """A replica whose passes of these numbers take five times as long."""
+
+    def __init__(self, disturbed):
+        self.passes = 0
+        self._disturbed = disturbed
+
+    def prefill_s(self, tokens, context_tokens=0):
+        self.passes += 1
+        return CURVE.prefill_s(tokens, context_tokens) * (5 if self.passes in self._disturbed else 1)
+
+
+def test_a_pass_that_the_machine_held_up_is_measured_again():
+    replica = Disturbed({2, 6})  # the second pass of each length of the first two
+    found = sweep(replica.prefill_s, [32, 512, 2048], repeats=2)
+    assert replica.passes == 9 + 2
+    assert found.fit.mape < 0.01
+    assert found.fit.predictor.prefill_s(32) == pytest.approx(CURVE.prefill_s(32), rel=0.01)
+
+
+def test_a_pass_that_a_check_was_held_up_in_is_measured_again():
+    _, error = check_prefills(CURVE, Disturbed({2}).prefill_s, [(64, 0), (512, 128)])
+    assert error.mape < 0.01
+
+
+def test_a_machine_that_is_never_left_alone_shows_in_the_error_of_the_fit():
+    replica = Disturbed({*range(100)} - {1, 7})  # only the unmeasured pass of each length was alone
+    found = sweep(replica.prefill_s, [32, 512], repeats=2)
+    assert replica.passes == 2 * (3 + 3), "it does not go on for ever"
+    assert found.fit.predictor.prefill_s(512) > 4 * CURVE.prefill_s(512)
+
+
 def test_a_sweep_behind_prefixes_finds_what_attention_takes():
     lengths = [32, 512, 2048]
     found = sweep(CURVE.prefill_s, lengths, 1, prefixed(lengths, 8192, 128))
