@@ -13,8 +13,7 @@ target of each; to all others the requests are alike. `--beside RESULT` takes wh
 the same streams for other arms, and for those of this run where it has found more. Each row says at which
 commit it was measured. With `--again` nothing is simulated, and what is made of the streams of an earlier
 output is made anew, also of one of `held_out_axes`, which has the other axes and what each part of SlackServe
-is worth. With `--further` the search goes on above what earlier outputs have found, with the settings that
-were best.
+is worth. `held_out_further` goes on with more streams.
 
     python -m benchmarks.cores.held_out [--sigma 0,0.3] [--streams 20] [--model 8b] [--arm targets]
 """
@@ -147,7 +146,7 @@ def goodputs(
                 good = middle
             else:
                 bad = middle
-        found[figure_of(who, level)] = _goodput(case, highest_that_attains(attained, who, level, good))
+        found[figure_of(who, level)] = goodput_rps(case, highest_that_attains(attained, who, level, good))
     return found
 
 
@@ -177,14 +176,16 @@ def highest_that_attains(
     return highest(good, lambda number: attained(number, level)[who] >= level, len(LOADS))
 
 
-def _goodput(case: Case, number: int) -> float:
+def goodput_rps(case: Case, number: int) -> float:
+    """What a place on the grid of loads stands for; 0 for none."""
     return LOADS[number] * capacity_rps(case.model) if number >= 0 else 0.0
 
 
-def _number(model: str, goodput_rps: float) -> int:
-    if goodput_rps <= 0:
+def place_of(model: str, rate_rps: float) -> int:
+    """The place on the grid of loads of a goodput, or the one nearest a mean; -1 for none."""
+    if rate_rps <= 0:
         return -1
-    return round(math.log(goodput_rps / capacity_rps(model) / LOADS[0], PRECISION))
+    return round(math.log(rate_rps / capacity_rps(model) / LOADS[0], PRECISION))
 
 
 def at_best(found: Mapping[Case, Mapping[str, float]]) -> list[dict[str, Any]]:
@@ -263,45 +264,6 @@ def compared(rows: Sequence[dict[str, Any]], ours: str) -> list[dict[str, Any]]:
     return [row for group in groups.values() for row in against(group, ours)]
 
 
-def look_further(files: Sequence[Path], ours: Sequence[str], processes: int | None) -> None:
-    """Search above what results have found, once for all of them, and write what is there.
-
-    Raises:
-        ValueError: if what was found does not hold any more.
-    """
-    known = [json.loads(file.read_text())["results"] for file in files]
-    searches = {
-        search: None for results in known for row in results["rows"] for search in _searches(row, results)
-    }
-    with ProcessPoolExecutor(processes) as pool:
-        found = dict(zip(searches, pool.map(_further, searches, chunksize=4), strict=True))
-    for file, results, whose in zip(files, known, ours, strict=True):
-        for row in results["rows"]:
-            row["streams"] = [found[search] for search in _searches(row, results)]
-        write_again(file, "further", {"rows": compared(results["rows"], whose)})
-
-
-def _searches(row: Mapping[str, Any], results: Mapping[str, Any]) -> list[tuple[Case, str, float]]:
-    """The case of each stream of a row, its figure, and the goodput that was found."""
-    settings = [dict(setting) for setting in arm_of(row["arm"]).settings]
-    setting, first_seed = settings.index(row["setting"]), results["first_seed"]
-    base = Case(row["model"], row["arm"], setting, row["sigma"], first_seed, results["requests"])
-    return [
-        (replace(base, seed=first_seed + stream), row["figure"], rate_rps)
-        for stream, rate_rps in enumerate(row["streams"])
-    ]
-
-
-def _further(search: tuple[Case, str, float]) -> float:
-    case, figure, rate_rps = search
-    whom = {figure_of(who, level): (who, level) for who, level in product((ALL, WORST), LEVELS)}
-    who, level = whom[figure]
-    attained, good = attainments(case, arm_of(case.arm)), _number(case.model, rate_rps)
-    if good >= 0 and attained(good, level)[who] < level:
-        raise ValueError(f"{case} does not attain {figure} at {rate_rps:g}/s any more: measure it anew")
-    return _goodput(case, highest_that_attains(attained, who, level, good))
-
-
 def ratio_interval(ours: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
     """(lower end, ratio, upper end) of the ratio of two means over the same streams, 95 %.
 
@@ -333,7 +295,6 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--beside")
     parser.add_argument("--output", default="held_out")
     parser.add_argument("--again", action="store_true")
-    parser.add_argument("--further", action="append", default=[], metavar="OUTPUT:OURS")
     options = parser.parse_args(arguments)
     options.arm = options.arm or [*NAMES]
     options.ours = options.ours or (options.arm[0] if len(options.arm) == 1 else OURS)
@@ -347,10 +308,6 @@ def main() -> None:
     options = options_of()
     if options.again:
         compare_again(RESULTS / "cores" / f"{options.output}.json", options.ours)
-        return
-    if options.further:
-        names, ours = zip(*(each.split(":") for each in options.further), strict=True)
-        look_further([RESULTS / "cores" / f"{name}.json" for name in names], ours, options.processes)
         return
     cases = [
         Case(model, name, setting, float(sigma), FIRST_SEED + stream, options.requests)

@@ -9,17 +9,17 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from benchmarks.cores import held_out, held_out_axes
+from benchmarks.cores import held_out, held_out_axes, held_out_further
 from benchmarks.cores.held_out import (
     Case,
     against,
     at_best,
     completed,
     goodputs,
-    look_further,
     offered,
     ratio_interval,
 )
+from benchmarks.cores.held_out_further import look_further
 from benchmarks.report import RESULTS
 from simulator.arms.arms import ARMS
 from simulator.study.presets import PRESETS
@@ -148,17 +148,45 @@ def test_a_search_goes_on_above_what_was_found(tmp_path, monkeypatch):
     file = tmp_path / "held_out.json"
     about = {"streams": 2, "requests": 200, "first_seed": 1000}
     file.write_text(json.dumps({"about": {}, "results": {**about, "rows": rows}}))
-    monkeypatch.setattr(held_out, "ProcessPoolExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(held_out_further, "ProcessPoolExecutor", ThreadPoolExecutor)
     good = {3, *range(40), *range(45, 50), 56}
-    monkeypatch.setattr(held_out, "attainments", lambda *_: attained_by(good))
+    monkeypatch.setattr(held_out_further, "attainments", lambda *_: attained_by(good))
     look_further([file], ["slackserve"], 1)
     ours, peer = json.loads(file.read_text())["results"]["rows"]
     assert ours["streams"] == pytest.approx([rates[56], rates[56]])
     assert peer["streams"] == pytest.approx([rates[56], rates[56]])
     assert peer["ours over it"] == pytest.approx(1.0)
-    monkeypatch.setattr(held_out, "attainments", lambda *_: attained_by({}))
+    monkeypatch.setattr(held_out_further, "attainments", lambda *_: attained_by({}))
     with pytest.raises(ValueError, match="does not attain all 99% at"):
         look_further([file], ["slackserve"], 1)
+
+
+def test_streams_that_a_result_lacks_are_searched_from_the_mean_of_the_others(tmp_path, monkeypatch):
+    rates = [load * held_out.capacity_rps("8b") for load in held_out.LOADS]
+    row = {"model": "8b", "sigma": 0.0, "figure": "all 99%", "arm": "slackserve", "setting": {}}
+    file, about = tmp_path / "held_out.json", {"streams": 1, "requests": 200, "first_seed": 1000}
+    monkeypatch.setattr(held_out_further, "ProcessPoolExecutor", ThreadPoolExecutor)
+    seeds = []
+
+    def attained(levels):
+        def of_case(case, _):
+            seeds.append(case.seed)
+            return attained_by(levels)
+
+        return of_case
+
+    for good, found in (({*range(60)}, 59), ({*range(30)}, 29), ({*range(45), 55}, 44), (set(), None)):
+        seeds.clear()
+        file.write_text(
+            json.dumps({"about": {}, "results": {**about, "rows": [{**row, "streams": [rates[50]]}]}})
+        )
+        monkeypatch.setattr(held_out_further, "attainments", attained(good))
+        look_further([file], ["slackserve"], 1, streams=3)
+        results = json.loads(file.read_text())["results"]
+        expected = 0.0 if found is None else pytest.approx(rates[found])
+        assert results["rows"][0]["streams"] == [rates[50], expected, expected]
+        assert results["streams"] == 3
+        assert sorted(seeds) == [1001, 1002], "what was found is not searched again"
 
 
 def test_an_arm_that_aims_has_the_level_as_the_target_of_each_kind():

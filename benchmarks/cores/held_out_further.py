@@ -1,0 +1,146 @@
+"""Goes on with results of `held_out`: above what they have found, and on more streams.
+
+Every arm has the setting that was best for it. `held_out` finds that by bisection; here the search goes on
+upwards. With `--streams` the streams after those of a result are searched too, each from the mean of what the
+arm has on the others: its setting was not chosen on them. What several results have in common is searched
+once.
+
+    python -m benchmarks.cores.held_out_further held_out:slackserve held_out_targets:targets --streams 20
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.cores.held_out import (
+    ALL,
+    LEVELS,
+    WORST,
+    Case,
+    arm_of,
+    attainments,
+    compared,
+    figure_of,
+    goodput_rps,
+    highest_that_attains,
+    on_grid,
+    place_of,
+)
+from benchmarks.report import RESULTS, write_again
+
+_FIGURES: Final = {figure_of(who, level): (who, level) for who, level in product((ALL, WORST), LEVELS)}
+_STEPS_DOWN: Final = 4
+
+
+@dataclass(frozen=True)
+class Search:
+    """One figure of one case.
+
+    Attributes:
+        rate_rps: Where the search begins: what was found, or the mean of what other streams have.
+        is_found: Whether that was found on this very stream.
+    """
+
+    case: Case
+    figure: str
+    rate_rps: float
+    is_found: bool
+
+
+def look_further(
+    files: Sequence[Path], ours: Sequence[str], processes: int | None, streams: int | None = None
+) -> None:
+    """Search above what results have found, or on as many streams, once for all of them; write what is there.
+
+    Raises:
+        ValueError: if what was found does not hold any more.
+    """
+    known = [json.loads(file.read_text())["results"] for file in files]
+    searches = {
+        search: None
+        for results in known
+        for row in results["rows"]
+        for search in _searches(row, results, streams)
+    }
+    with ProcessPoolExecutor(processes) as pool:
+        found = dict(zip(searches, pool.map(look, searches, chunksize=4), strict=True))
+    for file, results, whose in zip(files, known, ours, strict=True):
+        for row in results["rows"]:
+            row["streams"] = [
+                *(row["streams"] if streams is not None else []),
+                *(found[search] for search in _searches(row, results, streams)),
+            ]
+        made = {"rows": compared(results["rows"], whose)}
+        if streams is None:
+            write_again(file, "further", made)
+        else:
+            write_again(file, "more_streams", {**made, "streams": streams})
+
+
+def _searches(row: Mapping[str, Any], results: Mapping[str, Any], streams: int | None) -> list[Search]:
+    """Of each stream of a row, or of each that it lacks."""
+    settings = [dict(setting) for setting in arm_of(row["arm"]).settings]
+    setting, first_seed = settings.index(row["setting"]), results["first_seed"]
+    base = Case(row["model"], row["arm"], setting, row["sigma"], first_seed, results["requests"])
+    found = row["streams"]
+    if streams is None:
+        begins = list(enumerate(found))
+    else:
+        mean_rps = statistics.fmean(on_grid(row["model"], found))
+        begins = [(stream, mean_rps) for stream in range(len(found), streams)]
+    return [
+        Search(replace(base, seed=first_seed + stream), row["figure"], rate_rps, streams is None)
+        for stream, rate_rps in begins
+    ]
+
+
+def look(search: Search) -> float:
+    """The goodput of one search, requests per second.
+
+    Raises:
+        ValueError: if what was found on this very stream does not hold any more.
+    """
+    case, (who, level) = search.case, _FIGURES[search.figure]
+    attained, good = attainments(case, arm_of(case.arm)), place_of(case.model, search.rate_rps)
+
+    def attains(place: int) -> bool:
+        return place < 0 or attained(place, level)[who] >= level
+
+    if not search.is_found:
+        good = _attained_below(good, attains)
+    elif not attains(good):
+        raise ValueError(
+            f"{case} does not attain {search.figure} at {search.rate_rps:g}/s any more: measure it anew"
+        )
+    return goodput_rps(case, highest_that_attains(attained, who, level, good))
+
+
+def _attained_below(place: int, attains: Callable[[int], bool]) -> int:
+    """A place that attains, the highest there is up to this one in steps of several; -1 for none."""
+    while not attains(place):
+        place = max(place - _STEPS_DOWN, -1)
+    return place
+
+
+def main() -> None:
+    """Search on, and write what was found into the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("outputs", nargs="+", metavar="OUTPUT:OURS")
+    parser.add_argument("--streams", type=int, help="search those that the outputs lack up to so many")
+    parser.add_argument("--processes", type=int)
+    options = parser.parse_args()
+    names, ours = zip(*(each.split(":") for each in options.outputs), strict=True)
+    files = [RESULTS / "cores" / f"{name}.json" for name in names]
+    look_further(files, ours, options.processes, options.streams)
+
+
+if __name__ == "__main__":
+    main()
