@@ -13,7 +13,8 @@ from typing import Final
 
 from router.fleet.prefill_replica import PrefillView
 from router.messages import LiveJobs, PlacementRequested
-from slo.admission.controller import AdmissionController, AdmissionRequest
+from slo.admission.controller import AdmissionController
+from slo.admission.rules import AdmissionRequest
 from slo.admission.tenant_limits import Usage
 from slo.errors import Rejected
 from slo.predict.prefill_time import PrefillPredictor

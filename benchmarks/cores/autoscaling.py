@@ -31,7 +31,7 @@ from simulator.fleet.sizers import ByWork
 from simulator.study.goodput import Experiment
 from simulator.study.presets import PRESETS
 from simulator.workload.arrivals import varying
-from slo.admission.controller import AdmissionRules
+from slo.admission.rules import AdmissionRules
 from slo.autoscaling.scaler import ScalingRules
 from slo.predict.handoff import INSTANT_LINK
 

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from slo.admission.controller import AdmissionRules
+from slo.admission.rules import AdmissionRules
 from slo.admission.tenant_limits import TenantLimit
 from slo.files.strict_yaml import Positive, Section
 from slo.queue.fairness import FairnessRules

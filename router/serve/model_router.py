@@ -22,7 +22,8 @@ from router.fleet.prefill_replica import PrefillView
 from router.fleet.view import RouterLimits
 from router.messages import JobEnded, LiveJobs, Placed, PlacementDecision, PlacementRequested
 from router.placement.registry import POLICIES
-from slo.admission.controller import AdmissionController, AdmissionRules
+from slo.admission.controller import AdmissionController
+from slo.admission.rules import AdmissionRules
 from slo.admission.tenant_limits import TenantGates
 from slo.autoscaling.need import FleetDemand, PrefillDemand
 from slo.errors import Rejected

@@ -14,7 +14,8 @@ from simulator.arms.arm import Arm
 from simulator.replica.hardware import Hardware, ReplicaModel
 from simulator.replica.job import Job
 from simulator.replica.loop import EventLoop
-from slo.admission.controller import AdmissionController, AdmissionRequest, AdmissionRules
+from slo.admission.controller import AdmissionController
+from slo.admission.rules import AdmissionRequest, AdmissionRules
 from slo.admission.tenant_limits import TenantGates, Usage
 from slo.admission.tenants import ANONYMOUS
 

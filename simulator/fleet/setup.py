@@ -19,7 +19,8 @@ from simulator.pressure.ours import Ours
 from simulator.pressure.ways import FirstCome
 from simulator.replica.hardware import Hardware
 from simulator.replica.loop import EventLoop
-from slo.admission.controller import AdmissionController, AdmissionRules
+from slo.admission.controller import AdmissionController
+from slo.admission.rules import AdmissionRules
 from slo.admission.tenant_limits import TenantGates
 from slo.predict.handoff import Link
 from slo.tiers import DEFAULT_TIERS, TierSet

@@ -30,7 +30,7 @@ from simulator.planning.plan import PlannedLoad
 from simulator.replica.hardware import Hardware
 from simulator.workload.arrivals import TraceError
 from simulator.workload.files import PathBesideFile, Tokens, WorkloadConfig
-from slo.admission.controller import AdmissionRules
+from slo.admission.rules import AdmissionRules
 from slo.files.profile import read_profile
 from slo.files.strict_yaml import (
     FleetConfigError,

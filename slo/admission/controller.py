@@ -1,7 +1,8 @@
 """Which requests are admitted to a fleet that cannot serve all of them, decided before anything is queued.
 
-Owns the account of what was admitted, and the rules by which the rest is refused. Whether one request can
-meet its deadline is decided in `router.core`, the order of admitted requests in `slo.queue.order`.
+Owns the account of what was admitted, and who is refused. How much of the fleet is whose is divided in
+`slo.admission.sharing`. Whether one request can meet its deadline is decided in `router.core`, the order of
+admitted requests in `slo.queue.order`.
 
 Reads no clock and has no randomness of its own.
 """
@@ -10,20 +11,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from slo.admission.backlog import Backlog, Waiting
-from slo.admission.demand import MEMORY_S, RecentDemand, divide
+from slo.admission.demand import RecentDemand
 from slo.admission.parts import HARD_LIMIT
-from slo.admission.tenant_limits import KeyLimit, TenantGate, TenantGates, TenantLimit, Usage
+from slo.admission.rules import AdmissionRequest, AdmissionRules
+from slo.admission.sharing import NO_ODDS, Shared, Sharing
+from slo.admission.tenant_limits import TenantGate, TenantGates, Usage
 from slo.admission.tenants import ANONYMOUS
 from slo.errors import Rejected, RejectionReason
 from slo.request import JobId
 from slo.tiers import SYSTEM, Tier, TierPolicy, TierSet
 
 _REFRESH_S: Final = 0.1
-"""Probabilities are as old as this at most."""
+"""How the fleet is divided is as old as this at most."""
 _FORGET_AFTER_S: Final = 3600.0
 """A request whose end is not reported for so long counts as ended."""
 _COUNTED_S: Final = 60.0
@@ -32,71 +35,6 @@ _ASKER_GONE_S: Final = 30.0
 """Who has said for so long nothing of its requests, and asked nothing, is gone, and they with it."""
 _SHORT_S: Final = 5.0
 """How long a queue may be in an overload of those that may not be shed, whatever their objective."""
-_LEAST: Final = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class AdmissionRules:
-    """When the fleet is under pressure, and what is done about it.
-
-    Attributes:
-        pressure: Load above which a class that is over its share is refused in part. Load is the work that
-            arrives per second, over what the fleet can do in a second.
-        max_refusal: Highest probability of a refusal for the share.
-        reserved: Fraction of prefill time that is kept for the top tier, whether or not it is asked for.
-        calm_s: A class whose queue the fleet could do in less time than this is not refused for its share:
-            one client that waits for each answer may keep an idle fleet busy.
-        max_backlog_s: A class whose queue would take longer than this at its part of the fleet is refused
-            until it is shorter; the part of one that may not be shed is all of it. A tenant with no more than
-            its part of such a queue is not refused until it is twice as long.
-        max_late_backlog_s: Instead of `max_backlog_s`, if shorter, for a class with an objective that may
-            not be shed; a longer objective counts instead. A longer queue adds only late answers, and time
-            until the class is on time again. While such classes alone ask for more than the fleet can do,
-            the queue of any class with an objective may be as long as that or 5 s, and one of their
-            requests that has waited for this long is waited for before more with an objective is admitted,
-            of their class or of one that may be shed: replicas serve first what can be on time, and would
-            leave it as long as there is more of that. Tenants of their class that ask for no more than their
-            part of the fleet leave time for it, and go on.
-        memory_s: Time constant of the account of what arrives.
-        min_retry_s: No refusal asks to come back sooner.
-        max_retry_s: Nor later.
-    """
-
-    pressure: float = 0.8
-    max_refusal: float = 0.8
-    reserved: float = 0.10
-    calm_s: float = 10.0
-    max_backlog_s: float = 120.0
-    max_late_backlog_s: float = 20.0
-    memory_s: float = MEMORY_S
-    min_retry_s: float = 1.0
-    max_retry_s: float = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class AdmissionRequest:
-    """What matters of a request.
-
-    Attributes:
-        usage: The most that it may take of its tenant's tokens: its prompts times `n`, and its output.
-        work_s: Predicted seconds of its prefill on an idle replica.
-        asker: Who asks, and will say which of its requests live; empty for one who says nothing.
-        number: Its place among the requests of that asker.
-        limit: Of its tenant; None when it is known already.
-        key_limit: Of its key; None for none.
-        only_decode: Whether only decode can compute its prompt: the prefill tier has no work with it.
-    """
-
-    job_id: JobId
-    tier: Tier
-    tenant: str
-    usage: Usage
-    work_s: float
-    asker: str = ""
-    number: int = 0
-    limit: TenantLimit | None = None
-    key_limit: KeyLimit | None = None
-    only_decode: bool = False
 
 
 class _Job(NamedTuple):
@@ -114,17 +52,6 @@ class _Job(NamedTuple):
     def used(self) -> Usage | None:
         """What it took of its tenant's tokens, by who generated its answer; None while they have not said."""
         return None if self.generated is None else Usage(self.usage.prompt_tokens, self.generated)
-
-
-class _Odds(NamedTuple):
-    """Probabilities of refusing a request of a class: for its share, and with the reservation besides."""
-
-    over_share: float
-    with_reserve: float
-    by_tenant: Mapping[str, float]
-
-
-_NO_ODDS: Final = _Odds(0.0, 0.0, {})
 
 
 class AdmissionController:
@@ -147,8 +74,10 @@ class AdmissionController:
         self._rules = rules
         self._tenants = tenants
         self._draw = draw
-        self._shares = {tier: max(policy.share, _LEAST) for tier, policy in tiers.items()}
+        self._tiers = tiers
         self._sheddable = frozenset(tiers.sheddable)
+        self._sharing = Sharing(tiers, rules, tenants.weight)
+        self._shared = Shared()
         self._due = frozenset(
             tier
             for tier, policy in tiers.items()
@@ -158,7 +87,6 @@ class AdmissionController:
         short_s = min(rules.calm_s, _SHORT_S)
         self._max_overload_s = {tier: max(tiers[tier].ttft_s or 0.0, short_s) for tier in self._due}
         self._never_shed = tuple(tier for tier, policy in tiers.items() if _is_never_shed(policy))
-        self._kept = 0.0
         self._capacity = 0.0
         self._asked_s = -math.inf
         self._demand = RecentDemand(rules.memory_s)
@@ -170,10 +98,6 @@ class AdmissionController:
         self._shed: Mapping[Tier, float] = {}
         self._reserved = rules.reserved
         self._refreshed_s = -math.inf
-        self._load = 0.0
-        self._odds: dict[Tier, _Odds] = {}
-        self._parts: dict[Tier, float] = {}
-        self._over_part: frozenset[tuple[Tier, str]] = frozenset()
 
     def decide(self, request: AdmissionRequest, now_s: float) -> Rejected | None:
         """The refusal of a request; None when it is admitted, and then counts as such until it has `ended`.
@@ -224,7 +148,7 @@ class AdmissionController:
         Nobody here has when it was admitted before a restart or without an answer of the router, or when its
         prefill was lost and is done again. Whose it is, a replica does not say.
         """
-        if self.is_waiting(job_id) or tier not in self._shares:
+        if self.is_waiting(job_id) or tier not in self._tiers:
             return
         job = self._jobs.get(job_id)
         tenant = ANONYMOUS.name if job is None else job.tenant
@@ -347,7 +271,7 @@ class AdmissionController:
     def load(self, now_s: float) -> float:
         """Work that arrives per second, over what the fleet can do in a second."""
         self._refresh(now_s)
-        return self._load
+        return self._shared.load
 
     def shown_load(self, now_s: float) -> float:
         """The load for people: infinite while requests come and no replica is there for them.
@@ -385,13 +309,13 @@ class AdmissionController:
     def _excess_backlog_s(self, tier: Tier, tenant: str, now_s: float) -> float:
         """How long a tenant has to wait until it may lengthen the queue of a class; 0 or less for now."""
         self._refresh(now_s)
-        per_s = self._capacity * self._parts.get(tier, 1.0)
+        per_s = self._capacity * self._shared.parts.get(tier, 1.0)
         if per_s <= 0:
             return -math.inf
         longest_s = self._max_backlog_s[tier]
         limit_s = HARD_LIMIT * longest_s
-        if tier in self._due and self._kept > 1:
-            if tier in self._sheddable or (tier, tenant) in self._over_part:
+        if tier in self._due and self._shared.kept > 1:
+            if tier in self._sheddable or (tier, tenant) in self._shared.over_part:
                 for waited_for in self._never_shed if tier in self._sheddable else (tier,):
                     if self._leaves_one_behind(waited_for, now_s):
                         return self.backlog_s(waited_for) / self._capacity
@@ -419,13 +343,13 @@ class AdmissionController:
     def _for_lack(self, request: AdmissionRequest, now_s: float) -> Rejected | None:
         """The refusal of a request that may be shed, None for none."""
         self._refresh(now_s)
-        tier, load = request.tier, self._load
+        tier, load = request.tier, self._shared.load
         falls_s = self._demand.memory_s * math.log(max(1.0, load / self._rules.pressure))
         shed = self._shed.get(tier, 0.0)
         if shed > 0 and self._draw() < shed:
             return self._refused(RejectionReason.SHED_BY_POLICY, falls_s)
         is_calm = request.only_decode or self.backlog_s(tier) <= self._rules.calm_s * self._capacity
-        odds = _NO_ODDS if is_calm else self._odds.get(tier, _NO_ODDS)
+        odds = NO_ODDS if is_calm else self._shared.odds.get(tier, NO_ODDS)
         fraction = odds.by_tenant.get(request.tenant, odds.with_reserve)
         if fraction <= 0:
             return None
@@ -446,82 +370,12 @@ class AdmissionController:
         return Rejected(reason, min(max(retry_after_s, rules.min_retry_s), rules.max_retry_s))
 
     def _refresh(self, now_s: float) -> None:
-        """Work out the probabilities anew, if they are old."""
-        if now_s - self._refreshed_s < _REFRESH_S:
-            return
-        self._refreshed_s = now_s
-        if self._capacity <= 0:
-            self._load, self._kept, self._odds, self._parts = 0.0, 0.0, {}, {}
-            self._over_part = frozenset()
-            return
-        tenants = {
-            tier: {name: work / self._capacity for name, work in by_name.items()}
-            for tier, by_name in self._demand.by_tenant(now_s).items()
-        }
-        demands = {tier: math.fsum(by_name.values()) for tier, by_name in tenants.items()}
-        self._load = load = math.fsum(demands.values())
-        shed = {tier: demand for tier, demand in demands.items() if tier in self._sheddable and demand > 0}
-        self._kept = kept = load - math.fsum(shed.values())
-        self._over_part = self._asking_for_too_much(tenants) if kept > 1 else frozenset()
-        self._parts = {
-            tier: max(
-                self._shares[tier],
-                1.0
-                - max(kept, self._reserved)
-                - math.fsum(demand for other, demand in shed.items() if other != tier),
+        """Divide the fleet anew, if that was long ago."""
+        if now_s - self._refreshed_s >= _REFRESH_S:
+            self._refreshed_s = now_s
+            self._shared = self._sharing.divided(
+                self._demand.by_tenant(now_s), self._capacity, self._reserved
             )
-            for tier in self._sheddable
-        }
-        if load <= self._rules.pressure:
-            self._odds = {}
-            return
-        plain = self._divided(shed, load, kept)
-        reserved = self._divided(shed, load, max(kept, self._reserved))
-        self._odds = {
-            tier: _Odds(
-                self._chance(plain[tier], demand),
-                self._chance(reserved[tier], demand),
-                self._by_tenant(reserved[tier], tenants[tier]),
-            )
-            for tier, demand in shed.items()
-        }
-
-    def _asking_for_too_much(
-        self, demands: Mapping[Tier, Mapping[str, float]]
-    ) -> frozenset[tuple[Tier, str]]:
-        """The tenants that ask for more than their part, of the classes that may not be shed.
-
-        All others together ask for less than the fleet can do, so that what is late is served beside them.
-        """
-        kept = {tier: math.fsum(demands[tier].values()) for tier in demands if tier not in self._sheddable}
-        found = set[tuple[Tier, str]]()
-        for tier, part in divide(1.0, kept, self._shares).items():
-            asking = demands[tier]
-            parts = divide(part, asking, {name: self._tenants.weight(name) for name in asking})
-            found |= {(tier, name) for name, demand in asking.items() if demand > parts[name] + _LEAST}
-        return frozenset(found)
-
-    def _divided(self, demands: Mapping[Tier, float], load: float, taken: float) -> dict[Tier, float]:
-        """What each class may have of the fleet, `taken` of it being others'; at least its share.
-
-        What is admitted in total follows the load up to `AdmissionRules.pressure`, and then comes near to
-        1 without reaching it.
-        """
-        room = 1.0 - self._rules.pressure
-        whole = 1.0 - room * math.exp((self._rules.pressure - load) / room) if room > 0 else 1.0
-        entitled = min(math.fsum(self._shares[tier] for tier in demands), 1.0 - self._reserved)
-        return divide(max(whole - taken, entitled), demands, self._shares)
-
-    def _by_tenant(self, part: float, demands: Mapping[str, float]) -> dict[str, float]:
-        """Chances by tenant: those that ask for more than a fair part of their class bear its excess."""
-        asking = {name: demand for name, demand in demands.items() if demand > 0}
-        weights = {name: self._tenants.weight(name) for name in asking}
-        parts = divide(part, asking, weights)
-        return {name: self._chance(parts[name], demand) for name, demand in asking.items()}
-
-    def _chance(self, part: float, demand: float) -> float:
-        """The fraction of `demand` that is too much for `part`, within limits."""
-        return min(self._rules.max_refusal, max(0.0, 1.0 - part / demand))
 
     def _hear(self, asker: str, now_s: float) -> None:
         """Note that an asker lives; when nobody has said so for long, all others have that long anew."""

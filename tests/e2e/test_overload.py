@@ -17,7 +17,7 @@ from deployments.bench.answer import Fate
 from deployments.bench.client import connected
 from deployments.bench.load import Asking, Prompts, offer
 from simulator.workload.arrivals import Arrival
-from slo.admission.controller import AdmissionRules
+from slo.admission.rules import AdmissionRules
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly, pytest.mark.timeout(2400)]

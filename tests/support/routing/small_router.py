@@ -5,7 +5,8 @@ from router.core import RouterCore
 from router.fleet.view import RouterLimits
 from router.messages import PlacementRequested
 from router.placement.least_harm import LeastHarm
-from slo.admission.controller import AdmissionController, AdmissionRules
+from slo.admission.controller import AdmissionController
+from slo.admission.rules import AdmissionRules
 from slo.admission.tenant_limits import TenantGates
 from slo.objectives import Objective
 from slo.predict.prefill_time import PrefillPredictor

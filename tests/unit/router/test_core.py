@@ -13,7 +13,8 @@ from router.fleet.view import RouterLimits
 from router.messages import JobEnded, Placed, PlacementReason, PlacementRequested
 from router.placement.least_harm import LeastHarm
 from router.placement.policies import NewPrefill
-from slo.admission.controller import AdmissionController, AdmissionRules
+from slo.admission.controller import AdmissionController
+from slo.admission.rules import AdmissionRules
 from slo.admission.tenant_limits import TenantGates, TenantLimit
 from slo.admission.tenants import ANONYMOUS
 from slo.errors import Rejected, RejectionReason

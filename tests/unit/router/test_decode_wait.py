@@ -10,7 +10,8 @@ from router.fleet.decode_replica import DecodeView
 from router.fleet.view import RouterLimits
 from router.messages import Answered, JobEnded, Placed, PlacementRequested
 from router.placement.least_harm import LeastHarm
-from slo.admission.controller import AdmissionController, AdmissionRules
+from slo.admission.controller import AdmissionController
+from slo.admission.rules import AdmissionRules
 from slo.admission.tenant_limits import TenantGates, TenantLimit
 from slo.decode.headroom import DecodeLoad
 from slo.decode.predicted_peak import Holding

@@ -14,7 +14,8 @@ from router.core import RouterCore
 from router.fleet.view import RouterLimits
 from router.messages import JobEnded, Placed, PlacementReason, PlacementRequested
 from router.placement.registry import POLICIES
-from slo.admission.controller import AdmissionController, AdmissionRules
+from slo.admission.controller import AdmissionController
+from slo.admission.rules import AdmissionRules
 from slo.admission.tenant_limits import KeyLimit, TenantGates, TenantLimit, Usage
 from slo.decode.headroom import DecodeLoad
 from slo.decode.predicted_peak import Holding

@@ -8,7 +8,8 @@ from router.core import RouterCore
 from router.fleet.view import RouterLimits
 from router.messages import Placed, PlacementReason, PlacementRequested
 from router.placement.least_harm import LeastHarm
-from slo.admission.controller import AdmissionController, AdmissionRules
+from slo.admission.controller import AdmissionController
+from slo.admission.rules import AdmissionRules
 from slo.admission.tenant_limits import TenantGates, TenantLimit
 from slo.errors import RejectionReason
 from slo.replacement import FailureCause, ReplacementRequested

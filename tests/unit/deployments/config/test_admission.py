@@ -11,7 +11,7 @@ from deployments.config import ConfigError
 from deployments.config.admission import AdmissionConfig, FairnessConfig, TenantLimitsConfig
 from deployments.config.settings import parse
 from prefill_node.engine_setup import EngineSetup, shares_of
-from slo.admission.controller import AdmissionRules
+from slo.admission.rules import AdmissionRules
 from slo.admission.tenant_limits import NO_LIMIT
 from slo.queue.fairness import FairnessRules
 from slo.queue.prefill import Prefill

@@ -13,7 +13,7 @@ from simulator.fleet.fleet import simulate
 from simulator.fleet.setup import FleetSetup
 from simulator.study.presets import PRESETS
 from simulator.workload.arrivals import Kind, Mix
-from slo.admission.controller import AdmissionRules
+from slo.admission.rules import AdmissionRules
 from slo.errors import RejectionReason
 from slo.outcomes import Outcome
 from slo.queue.fairness import STARVATION_TIMEOUT_S

@@ -10,11 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from own_tiers import FILE, FOUR, IMAGE, SEARCH, SEVEN, TEXT
 
-from slo.admission.controller import (
-    AdmissionController,
-    AdmissionRequest,
-    AdmissionRules,
-)
+from slo.admission.controller import AdmissionController
+from slo.admission.rules import AdmissionRequest, AdmissionRules
 from slo.admission.tenant_limits import KeyLimit, TenantGates, TenantLimit, Usage
 from slo.errors import Rejected, RejectionReason
 from slo.outcomes import Outcome, outcome_of

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import pytest
 
-from slo.admission.controller import AdmissionController, AdmissionRequest, AdmissionRules
+from slo.admission.controller import AdmissionController
+from slo.admission.rules import AdmissionRequest, AdmissionRules
 from slo.admission.tenant_limits import TenantGates, Usage
 from slo.errors import Rejected, RejectionReason
 from slo.request import JobId

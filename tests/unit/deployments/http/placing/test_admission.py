@@ -15,7 +15,8 @@ from deployments.http.errors import HTTPError
 from deployments.http.placing.admission import admit, response_headers
 from deployments.http.placing.asked import Asked
 from router.messages import Placed, PlacementReason
-from slo.admission.controller import AdmissionController, AdmissionRequest, AdmissionRules
+from slo.admission.controller import AdmissionController
+from slo.admission.rules import AdmissionRequest, AdmissionRules
 from slo.admission.tenant_limits import NO_USAGE, TenantGates, TenantLimit, Usage
 from slo.admission.tenants import ANONYMOUS
 from slo.errors import Rejected, RejectionReason

@@ -11,8 +11,8 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.request import Request
 
+from prefill_node.engine.commit_on_completion import CommitOnCompletion
 from prefill_node.engine.queue import QueueView
-from prefill_node.engine.scheduler import CommitOnCompletion
 from prefill_node.engine.stepping.memory import Memory
 from prefill_node.engine.stepping.step_choice import ChoiceRules, Start
 from prefill_node.engine.stepping.stepper import Stepper
