@@ -3,9 +3,9 @@
 Every arm has the setting that was best for it. `held_out` finds that by bisection; here the search goes on
 upwards. With `--streams` the streams after those of a result are searched too, each from the mean of what the
 arm has on the others: its setting was not chosen on them. What several results have in common is searched
-once.
+once, and kept in `--journal` as soon as it is found: from there the same commit goes on when interrupted.
 
-    python -m benchmarks.cores.held_out_further held_out:slackserve held_out_targets:targets --streams 20
+    python -m benchmarks.cores.held_out_further held_out:slackserve [--streams 20] [--journal found.jsonl]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +34,7 @@ from benchmarks.cores.held_out import (
     on_grid,
     place_of,
 )
-from benchmarks.report import RESULTS, write_again
+from benchmarks.report import RESULTS, commit, write_again
 
 _FIGURES: Final = {figure_of(who, level): (who, level) for who, level in product((ALL, WORST), LEVELS)}
 _STEPS_DOWN: Final = 4
@@ -55,14 +55,52 @@ class Search:
     is_found: bool
 
 
+class Journal:
+    """What was found by now, a line each.
+
+    Args:
+        path: Where it is kept; None for nowhere.
+
+    Raises:
+        ValueError: if it is of another commit.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._commit = commit()
+        self.found: dict[Search, float] = {}
+        lines = path.read_text().splitlines() if path is not None and path.exists() else []
+        for line in lines:
+            each = json.loads(line)
+            if each["commit"] != self._commit:
+                raise ValueError(
+                    f"{path} is of commit {each['commit']}, this is {self._commit}: give another"
+                )
+            search = Search(Case(**each["case"]), each["figure"], each["rate_rps"], each["is_found"])
+            self.found[search] = each["goodput_rps"]
+
+    def add(self, search: Search, rate_rps: float) -> None:
+        """Keep one that was found."""
+        self.found[search] = rate_rps
+        if self._path is not None:
+            line = {"commit": self._commit, **asdict(search), "goodput_rps": rate_rps}
+            with self._path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
 def look_further(
-    files: Sequence[Path], ours: Sequence[str], processes: int | None, streams: int | None = None
+    files: Sequence[Path],
+    ours: Sequence[str],
+    processes: int | None,
+    streams: int | None = None,
+    journal: Path | None = None,
 ) -> None:
     """Search above what results have found, or on as many streams, once for all of them; write what is there.
 
     Raises:
-        ValueError: if what was found does not hold any more.
+        ValueError: if what was found does not hold any more, or the journal is of another commit.
     """
+    kept = Journal(journal)
     known = [json.loads(file.read_text())["results"] for file in files]
     searches = {
         search: None
@@ -70,13 +108,15 @@ def look_further(
         for row in results["rows"]
         for search in _searches(row, results, streams)
     }
+    left = [search for search in searches if search not in kept.found]
     with ProcessPoolExecutor(processes) as pool:
-        found = dict(zip(searches, pool.map(look, searches, chunksize=4), strict=True))
+        for search, rate_rps in zip(left, pool.map(look, left), strict=True):
+            kept.add(search, rate_rps)
     for file, results, whose in zip(files, known, ours, strict=True):
         for row in results["rows"]:
             row["streams"] = [
                 *(row["streams"] if streams is not None else []),
-                *(found[search] for search in _searches(row, results, streams)),
+                *(kept.found[search] for search in _searches(row, results, streams)),
             ]
         made = {"rows": compared(results["rows"], whose)}
         if streams is None:
@@ -136,10 +176,11 @@ def main() -> None:
     parser.add_argument("outputs", nargs="+", metavar="OUTPUT:OURS")
     parser.add_argument("--streams", type=int, help="search those that the outputs lack up to so many")
     parser.add_argument("--processes", type=int)
+    parser.add_argument("--journal", type=Path, help="where what was found is kept at once")
     options = parser.parse_args()
     names, ours = zip(*(each.split(":") for each in options.outputs), strict=True)
     files = [RESULTS / "cores" / f"{name}.json" for name in names]
-    look_further(files, ours, options.processes, options.streams)
+    look_further(files, ours, options.processes, options.streams, options.journal)
 
 
 if __name__ == "__main__":

@@ -189,6 +189,37 @@ def test_streams_that_a_result_lacks_are_searched_from_the_mean_of_the_others(tm
         assert sorted(seeds) == [1001, 1002], "what was found is not searched again"
 
 
+def test_what_was_found_before_an_interruption_is_not_searched_again(tmp_path, monkeypatch):
+    rates = [load * held_out.capacity_rps("8b") for load in held_out.LOADS]
+    row = {"model": "8b", "sigma": 0.0, "figure": "all 99%", "arm": "slackserve", "setting": {}}
+    file, journal = tmp_path / "held_out.json", tmp_path / "further.jsonl"
+    results = {"streams": 1, "requests": 200, "first_seed": 1000, "rows": [{**row, "streams": [rates[50]]}]}
+    file.write_text(json.dumps({"about": {}, "results": results}))
+    monkeypatch.setattr(held_out_further, "ProcessPoolExecutor", ThreadPoolExecutor)
+    seeds = []
+
+    def attained(case, _):
+        seeds.append(case.seed)
+        if case.seed == interrupted:
+            raise KeyboardInterrupt
+        return attained_by({*range(60)})
+
+    monkeypatch.setattr(held_out_further, "attainments", attained)
+    interrupted = 1003
+    with pytest.raises(KeyboardInterrupt):
+        look_further([file], ["slackserve"], 1, 4, journal)
+    assert (seeds, len(journal.read_text().splitlines())) == ([1001, 1002, 1003], 2)
+    seeds.clear()
+    interrupted = 0
+    look_further([file], ["slackserve"], 1, 4, journal)
+    assert seeds == [1003]
+    (found,) = json.loads(file.read_text())["results"]["rows"]
+    assert found["streams"] == pytest.approx([rates[50], *[rates[59]] * 3])
+    monkeypatch.setattr(held_out_further, "commit", lambda: "another")
+    with pytest.raises(ValueError, match="this is another: give another"):
+        look_further([file], ["slackserve"], 1, 4, journal)
+
+
 def test_an_arm_that_aims_has_the_level_as_the_target_of_each_kind():
     case = Case("8b", "targets", 0, 0.0, 1000, 200)
     replica, mix = offered(case, 0.99)
