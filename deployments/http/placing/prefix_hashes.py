@@ -35,13 +35,15 @@ NO_PREFIX: Final = PrefixHashes()
 def prefix_hashes(body: Any) -> PrefixHashes:
     """Hash the prompt of a chat or text completion; of a chat, after `request_fields.materialise`.
 
-    Of several prompts in one request none is hashed. Prompts with different `cache_salt`, or for different
-    models, have nothing in common.
+    Of several prompts in one request none is hashed; a list of one is that prompt. Prompts with different
+    `cache_salt`, or for different models, have nothing in common.
     """
     salt = f"{body.model or ''}\0{getattr(body, 'cache_salt', None) or ''}".encode()
     if hasattr(body, "messages"):
         return PrefixHashes(_chained(salt, _chat_text(body), BLOCK_BYTES), BLOCK_BYTES)
     prompt = body.prompt
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        prompt = prompt[0]
     if isinstance(prompt, str):
         text = prompt.encode()[: MOST_BLOCKS * BLOCK_BYTES]
         return PrefixHashes(_chained(salt, text, BLOCK_BYTES), BLOCK_BYTES)

@@ -157,3 +157,12 @@ def test_hashes_are_capped_and_short_or_many_prompts_have_none():
     assert prefix_hashes(Body(prompt="short")).hashes == ()
     assert prefix_hashes(Body(prompt=["a" * 600, "b" * 600])).hashes == ()
     assert prefix_hashes(Body(prompt=[])).hashes == ()
+
+
+@pytest.mark.parametrize("prompt", ["a" * 1200, [*range(300)]], ids=["text", "tokens"])
+def test_a_prompt_in_a_list_of_its_own_is_that_prompt(prompt):
+    """Clients that batch send lists, and a list of one goes to the prefill tier as any prompt."""
+    alone = prefix_hashes(Body(prompt=prompt))
+    assert alone.hashes
+    assert prefix_hashes(Body(prompt=[prompt])) == alone
+    assert prefix_hashes(Body(prompt=[prompt, prompt])).hashes == ()
