@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jinja2 import TemplateError
 from pydantic_core import to_jsonable_python
 from ray.serve.llm.openai_api_models import ErrorResponse
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
@@ -82,7 +83,7 @@ async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int
         result = await (
             serving.render_chat_request(copy) if is_chat else serving.render_completion_request(copy)
         )
-    except (*NOT_TAKEN, VLLMClientError, GracefulHTTPError) as error:
+    except (*NOT_TAKEN, TemplateError, VLLMClientError, GracefulHTTPError) as error:
         return _as_error(serving.create_error_response(error), is_chat=is_chat)
     if hasattr(result, "error"):
         return _as_error(result, is_chat=is_chat)

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from jinja2 import TemplateError, UndefinedError
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import QueueOverflowError
@@ -106,6 +107,20 @@ async def test_what_a_renderer_does_not_take_is_the_clients_error(error):
 
     answer = await rendering.render(Refusing(), TEXT, is_chat=False, max_model_len=64)
     assert answer.error.code == rendering.BAD_REQUEST
+
+
+@pytest.mark.parametrize("error", [TemplateError("no system messages"), UndefinedError("no role")])
+async def test_what_a_template_refuses_is_the_clients_error(error):
+    """vLLM lets it out where `return_assistant_tokens_mask` is asked for."""
+
+    class Refusing(Layer):
+        async def render_chat_request(self, request):
+            raise error
+
+        create_error_response = staticmethod(create_error_response)
+
+    answer = await rendering.render(Refusing(), CHAT, is_chat=True, max_model_len=64)
+    assert (answer.error.code, answer.error.message) == (rendering.BAD_REQUEST, str(error))
 
 
 @pytest.mark.parametrize(("request_", "is_chat"), [(CHAT, True), (TEXT, False)])
