@@ -85,6 +85,8 @@ async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int
         )
     except (*NOT_TAKEN, TemplateError, VLLMClientError, GracefulHTTPError) as error:
         return _as_error(serving.create_error_response(error), is_chat=is_chat)
+    except NotImplementedError as error:  # as of media in another form; vLLM's 501 is the server's fault
+        return _as_error(serving.create_error_response(str(error)), is_chat=is_chat)
     if hasattr(result, "error"):
         return _as_error(result, is_chat=is_chat)
     inputs = result[1] if is_chat else result

@@ -7,6 +7,7 @@ from jinja2 import TemplateError, UndefinedError
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import QueueOverflowError
+from vllm.multimodal.media import MediaConnector
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from decode_node import rendering
@@ -121,6 +122,18 @@ async def test_what_a_template_refuses_is_the_clients_error(error):
 
     answer = await rendering.render(Refusing(), CHAT, is_chat=True, max_model_len=64)
     assert (answer.error.code, answer.error.message) == (rendering.BAD_REQUEST, str(error))
+
+
+async def test_media_in_a_form_that_vllm_does_not_read_are_the_clients_error():
+    class Fetching(Layer):
+        async def render_chat_request(self, request):
+            return await MediaConnector().fetch_image_async("data:image/svg+xml,%3Csvg/%3E")
+
+        create_error_response = staticmethod(create_error_response)
+
+    answer = await rendering.render(Fetching(), CHAT, is_chat=True, max_model_len=64)
+    assert answer.error.code == rendering.BAD_REQUEST
+    assert "base64" in answer.error.message
 
 
 @pytest.mark.parametrize(("request_", "is_chat"), [(CHAT, True), (TEXT, False)])
