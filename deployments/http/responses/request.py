@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from openai.types.responses import (
     ResponseOutputMessage,
@@ -65,6 +65,8 @@ _RENAMED: Final = {
     "truncate_prompt_tokens": "truncation",
 }
 """Names of a chat's fields, which refusals name, and what they are here."""
+_OPENAIS_TIERS: Final = get_args(ResponsesRequest.model_fields["service_tier"].annotation)
+"""Those that vLLM's model of a request takes; a deployment may have others, which a response cannot tell."""
 _LOGPROBS: Final = "message.output_text.logprobs"
 _TEXT_PARTS: Final = frozenset({"input_text", "output_text", "text"})
 
@@ -77,9 +79,10 @@ def read(raw: bytes, limits: LimitsConfig, tenant: Tenant) -> tuple[ResponsesReq
         FieldError: as `request_body.read`, and for what only a server can do that keeps state or runs tools.
     """
     given = {name: value for name, value in request_body.values_of(raw, limits).items() if value is not None}
-    # vLLM knows OpenAI's service tiers only, and a deployment may have others.
-    others = {name: value for name, value in given.items() if name != "service_tier"}
-    asked = request_body.as_model(others, ResponsesRequest, limits)
+    known = {
+        name: value for name, value in given.items() if name != "service_tier" or value in _OPENAIS_TIERS
+    }
+    asked = request_body.as_model(known, ResponsesRequest, limits)
     try:
         chat = request_body.read_values(_as_chat(asked, given), ChatCompletionRequest, limits, tenant)
     except (FieldError, HTTPError) as error:

@@ -6,6 +6,7 @@ import pytest
 
 from deployments.config.limits import LimitsConfig
 from deployments.http.errors import HTTPError
+from deployments.http.responses.answer import ResponseWording
 from deployments.http.responses.request import read
 from slo.admission.tenants import ANONYMOUS
 from slo.errors import FieldError
@@ -94,6 +95,21 @@ def test_what_is_asked_for_has_a_chats_names():
 
 def test_a_service_tier_may_be_the_deployments_own():
     assert chat_of(service_tier="batch").service_tier == "batch"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"service_tier": "flex"}, "flex"),
+        ({"service_tier": "priority"}, "priority"),
+        ({"service_tier": None}, "auto"),
+        ({}, "auto"),
+        pytest.param({"service_tier": "batch"}, "auto", id="OpenAI has no word for it"),
+    ],
+)
+def test_the_response_tells_the_service_tier_that_was_asked_for(given, told):
+    asked, _ = read(json.dumps({"input": "hi", **given}).encode(), LIMITS, ANONYMOUS)
+    assert ResponseWording(asked, "resp_1", 100).response("m", [], None, None).service_tier == told
 
 
 def test_what_is_not_asked_for_is_left_to_the_chats_defaults():
