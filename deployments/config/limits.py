@@ -49,6 +49,11 @@ class LimitsConfig(Section):
     write_timeout_s: Positive = Field(
         30.0, description="How long a client may take to read a piece of its answer."
     )
+    sse_keep_alive_s: Positive | None = Field(
+        None,
+        description="A stream gets a comment whenever nothing else was sent for so long, also before its "
+        "first token; none leaves it silent.",
+    )
     idle_timeout_s: Annotated[int, Field(ge=1)] = Field(
         60, description="How long a connection may stay open between two requests."
     )

@@ -33,6 +33,7 @@ _STATUS: Final = {
 _STATUS_OF_TYPE: Final = {
     "invalid_request_error": grpc.StatusCode.INVALID_ARGUMENT,
     "overloaded_error": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "rate_limit_error": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "service_unavailable": grpc.StatusCode.UNAVAILABLE,
 }
 """Of an error that comes after the answer has begun and so has no HTTP status."""
@@ -41,6 +42,8 @@ SERVES_ID: Final = "request_id"
 _AHEAD_BYTES: Final = 64 * 1024
 """So much of an answer may wait for its client, as in the kernel over HTTP, and one piece more."""
 _EVENT_END: Final = b"\n\n"
+_COMMENT: Final = b":"
+"""Before what keeps a connection over HTTP open (`limits.sse_keep_alive_s`)."""
 _DONE: Final = b"[DONE]"
 
 
@@ -181,7 +184,7 @@ class Events:
     def read(self, piece: bytes) -> list[dict[str, Any]]:
         """The events that `piece` completes."""
         *events, self._rest = (self._rest + piece).split(_EVENT_END)
-        contents = [event.removeprefix(b"data: ") for event in events]
+        contents = [event.removeprefix(b"data: ") for event in events if not event.startswith(_COMMENT)]
         self.is_complete = self.is_complete or _DONE in contents
         return [json.loads(content) for content in contents if content != _DONE]
 

@@ -188,7 +188,8 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         record = self._record(served, asked, state, method)
         context = await admit(served.placement, asked, record, shows_usage=served.config.shows_usage)
         pieces = generate(served.decode, asked, context, partial(self._send, method), record)
-        return await respond(pieces, record, response_headers(objective, record), wording)
+        keep_alive_s = self._limits.sse_keep_alive_s if body.stream else None
+        return await respond(pieces, record, response_headers(objective, record), wording, keep_alive_s)
 
     def _record(
         self,

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Final
 from ray.exceptions import TaskCancelledError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from decode_node.answers import error_in
+from decode_node.answers import EngineError, error_in
 from deployments.http import errors as http_errors
 from deployments.http.accounting import RequestRecord
 from deployments.http.answering.event_stream import events
+from deployments.http.answering.keep_alive import NOTHING_YET, kept_alive, or_nothing_yet
 from deployments.http.continuing.decode_tier import DecodeTier
 from deployments.http.errors import HTTPError
 from deployments.http.placing.asked import Asked
@@ -79,6 +80,7 @@ async def respond(
     record: RequestRecord,
     headers: dict[str, str],
     wording: ResponseWording | None,
+    keep_alive_s: float | None = None,
 ) -> Response:
     """Answer with the first piece if it is all there is, else with the stream that it begins.
 
@@ -87,36 +89,75 @@ async def respond(
         record: The request's account.
         headers: What the client is told of its place, whatever the answer.
         wording: Of the request's own API; None for that of the pieces.
+        keep_alive_s: How long nothing may be sent of a stream; None for any time, and where it is none. Once
+            it has passed without a first piece the stream begins, and an error is its last event.
 
     Raises:
         HTTPError: when there is no first piece.
     """
+    if keep_alive_s is not None:
+        pieces = or_nothing_yet(pieces, keep_alive_s)
     try:
         first = await anext(pieces)
     except HTTPError as refusal:
         refusal.headers.update(headers)
         raise
     except StopAsyncIteration:
-        record.answered(None)
-        failed = _failed(record, "the decode tier has ended its answer without a piece of it")
+        failed = _without_answer(record)
         failed.headers.update(headers)
         raise failed from None
-    if (error := error_in(first)) is not None:
-        failed = record.traced(http_errors.engine_error(error))
-        if wording is not None:
-            responses.renamed(failed)
-        record.answered(None)
-        record.end(http_errors.ended_by(failed))
+    if is_late := first is NOTHING_YET:
+        first, pieces = [], _begun(pieces, record, wording)
+    elif (error := error_in(first)) is not None:
+        failed = _refused(error, record, wording)
         failed.headers.update(headers)
         return failed.response()
-    if hasattr(first, "model_dump"):
+    elif hasattr(first, "model_dump"):
         record.answered(first.usage)
         record.end(Outcome.FINISHED)
         answer = first.model_dump()
         return JSONResponse(answer if wording is None else wording.whole(answer), headers=headers)
-    stream = events(first, pieces, record)
-    told = stream if wording is None else wording.events(stream)
+    told = events(first, pieces, record)
+    if wording is not None:
+        told = wording.events(told)
+    if keep_alive_s is not None:
+        told = kept_alive(told, keep_alive_s, is_due=is_late)
     return StreamingResponse(told, media_type=_SSE, headers=headers)
+
+
+async def _begun(
+    pieces: AsyncGenerator[Any, None], record: RequestRecord, wording: ResponseWording | None
+) -> AsyncGenerator[Any, None]:
+    """The pieces of an answer whose stream began before the first of them, which may be a refusal.
+
+    Raises:
+        HTTPError: when there is no answer, or no more of it.
+    """
+    async with aclosing(pieces):
+        first = await anext(pieces, None)
+        if first is None:
+            raise _without_answer(record)
+        if (error := error_in(first)) is not None:
+            raise _refused(error, record, wording)
+        yield first
+        async for piece in pieces:
+            yield piece
+
+
+def _refused(error: EngineError, record: RequestRecord, wording: ResponseWording | None) -> HTTPError:
+    """What a request is answered with that its replicas refuse; it has taken nothing."""
+    failed = record.traced(http_errors.engine_error(error))
+    if wording is not None:
+        responses.renamed(failed)
+    record.answered(None)
+    record.end(http_errors.ended_by(failed))
+    return failed
+
+
+def _without_answer(record: RequestRecord) -> HTTPError:
+    """What a request is answered with whose answer has no piece."""
+    record.answered(None)
+    return _failed(record, "the decode tier has ended its answer without a piece of it")
 
 
 def _failed(record: RequestRecord, why: str) -> HTTPError:

@@ -139,7 +139,7 @@ async def test_an_application_that_breaks_breaks_the_exchange():
 
 def test_events_may_end_anywhere():
     events = Events()
-    whole = b'data: {"a": 1}\n\ndata: {"b": "\xc3\xa9"}\n\ndata: [DONE]\n\n'
+    whole = b'data: {"a": 1}\n\n: keep-alive\n\ndata: {"b": "\xc3\xa9"}\n\ndata: [DONE]\n\n'
     found = [event for byte in whole for event in events.read(bytes([byte]))]
     assert found == [{"a": 1}, {"b": "é"}]
     assert events.is_complete
@@ -185,6 +185,7 @@ def test_status_and_trailers(status, code):
     [
         ("service_unavailable", "UNAVAILABLE"),
         ("overloaded_error", "RESOURCE_EXHAUSTED"),
+        ("rate_limit_error", "RESOURCE_EXHAUSTED"),
         ("invalid_request_error", "INVALID_ARGUMENT"),
         ("server_error", "INTERNAL"),
     ],
