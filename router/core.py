@@ -31,7 +31,7 @@ from router.messages import (
 from router.placement.local_prefill import is_cheaper_on_decode
 from router.placement.policies import Choice, NewPrefill, PlacementPolicy
 from router.probes import Probes
-from router.promises import Inquiry, Promises, Terms, tells_the_way
+from router.promises import Inquiry, Promises, Terms
 from slo.admission.parts import prompts_excess
 from slo.autoscaling.need import DecodeDemand
 from slo.decode.headroom import HOLD_S
@@ -99,6 +99,7 @@ class RouterCore:
         self._attempts.lost(self.view.forget_silent(now_s), now_s)
         self._gate.served(self._attempts.given_up(now_s))
         self._has_had_prefill = True
+        self._promises.prefill_reported(event, now_s)
         named = {job.job_id for job in event.jobs}
         known = self.view.named_by(event.replica_id)
         errors = self.view.prefill_reported(event, now_s)
@@ -157,8 +158,11 @@ class RouterCore:
     def place(self, request: PlacementRequested, now_s: float) -> PlacementDecision:
         """Find a place for a request and count it there, or say why there is none.
 
-        A request that was admitted before and whose replica failed is not asked about shares again.
+        A request that was admitted before and whose replica failed is not asked about shares again; it
+        teaches nothing of the way.
         """
+        if request.is_admitted:
+            self._promises.forget(request.job_id)
         replicas = self._prefill_for(request, now_s)
         newcomer = self._newcomer(request)
         is_local = request.only_decode or not replicas
@@ -355,8 +359,7 @@ class RouterCore:
         request, replica, tokens, now_s = inquiry.request, choice.replica, inquiry.tokens, inquiry.now_s
         cached_tokens = inquiry.cached.get(replica.replica_id, 0)
         without_s = choice.end_s + wait_s - terms.arrived_s
-        if tells_the_way(request, choice, wait_s):
-            self._promises.placed(request, without_s)
+        self._promises.placed(request, choice, wait_s, now_s)
         if request.is_admitted:
             self._attempts.placed_again(request.job_id, replica.replica_id)
         tier = request.objective.tier

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from router.fleet.decode_replica import DecodeView, Newcomer
 from router.fleet.prefill_replica import PrefillView
+from router.lone_prefills import LonePrefills
 from router.messages import JobEnded, PlacementRequested
 from router.placement.policies import Choice
 from slo.decode.output_length import FIRST_GUESS, OutputLengths
@@ -21,6 +22,7 @@ from slo.objectives import Alone
 from slo.predict.path_time import PathTime
 from slo.predict.prefill_time import PrefillPredictor
 from slo.queue.slack import NO_DEADLINE
+from slo.reports import PrefillReported
 from slo.request import JobId, ReplicaId
 from slo.tiers import ObjectiveName, Tier, TierPolicy
 
@@ -99,19 +101,31 @@ class Promises:
         self._path = PathTime()
         self._path_by_decode = PathTime()
         """Of requests whose first token decode samples."""
+        self._lone = LonePrefills()
         self._answers = OutputLengths()
 
     # What it is told.
 
-    def placed(self, request: PlacementRequested, without_s: float) -> None:
-        """The first token of a request will say how long the way takes (`tells_the_way`).
+    def placed(self, request: PlacementRequested, choice: Choice, wait_s: float, now_s: float) -> None:
+        """A request was placed; its first token may say how long the way takes (`tells_the_way`).
 
-        `without_s` is its predicted time to first token without the way.
+        `wait_s` are the seconds that it waits for decode's memory.
         """
-        self._path_of(request).placed(request.job_id, without_s)
+        job_id, where = request.job_id, choice.replica.replica_id
+        if tells_the_way(request, choice, wait_s):
+            self._path_of(request).placed(job_id, choice.end_s - (now_s - request.elapsed_s))
+            self._lone.found_idle(job_id, where, choice.end_s)
+        else:
+            self._lone.followed(job_id, where, now_s)
+
+    def prefill_reported(self, event: PrefillReported, now_s: float) -> None:
+        """A prefill that was held up after it found an idle replica says nothing of the way."""
+        if (held_up := self._lone.reported(event, now_s)) is not None:
+            self.forget(held_up)
 
     def ended(self, ended: JobEnded) -> None:
         """Learn from a request that is over."""
+        self._lone.over(ended.job_id)
         for path in (self._path, self._path_by_decode):
             path.ended(ended.job_id, ended.ttft_s)
         if (answered := ended.answered) is not None:

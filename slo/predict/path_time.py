@@ -1,7 +1,7 @@
 """What the way of a request takes besides queue and prefill, learned from first tokens that came.
 
-Owns the median over the latest requests that found an idle replica: of others, the difference between what
-was predicted and what came says more about the queue than about the way.
+Owns the median over the latest requests that found an idle replica and were not held up there: of others, the
+difference between what was predicted and what came says more about the queue than about the way.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from small_router import core, report, request
+from small_router import core, placed_again, report, request, runs
 
 from router.messages import Answered, JobEnded, Placed, PlacementReason, PlacementRequested
 from slo.errors import Rejected
 from slo.objectives import Objective
 from slo.reports import DecodeReported
 from slo.request import JobId, ReplicaId
-from slo.tiers import PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 
 def test_what_decode_computes_itself_says_nothing_of_the_way():
@@ -48,6 +48,50 @@ def test_the_way_is_learned_from_requests_that_found_an_idle_replica():
         router.job_ended(JobEnded(JobId(f"job-{number}"), 1.0 + 0.03), at_s + 1)
     assert router.place(request(8, 1000), 90.0).predicted_ttft_s == pytest.approx(1.03)
     assert placed.handoff_s == 0.1, "what prefill leaves for the way back is as reported"
+
+
+def batch_prompt(router, number, at_s, *, way_s=0.03, urgent=True):
+    """One prompt of 8 s that found the replica idle; `urgent` stopped it for 2.4 s in all."""
+    name, later = f"batch-{number}", f"urgent-{number}"
+    assert isinstance(router.place(request(name, 8000, tier=BACKGROUND), at_s), Placed)
+    running = {"running": JobId(f"job-{name}"), "preemptible_in_s": 0.02}
+    router.prefill_reported(report("prefill-0", runs(name, 8000, BACKGROUND), **running), at_s + 0.1)
+    router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), at_s + 0.1)
+    if urgent:
+        assert isinstance(router.place(request(later, 50, ttft_s=0.5, explicit=True), at_s + 1), Placed)
+        both = runs(name, 7000, BACKGROUND), runs(later, 50, STANDARD)
+        router.prefill_reported(report("prefill-0", *both, **running), at_s + 1.1)
+        ended = {**running, "ended": (JobId(f"job-{later}"),)}
+        router.prefill_reported(report("prefill-0", runs(name, 6000, BACKGROUND), **ended), at_s + 3.6)
+        router.job_ended(JobEnded(JobId(f"job-{later}"), 0.09), at_s + 3.7)
+    router.prefill_reported(report("prefill-0", ended=(JobId(f"job-{name}"),)), at_s + 10.4)
+    router.job_ended(JobEnded(JobId(f"job-{name}"), 8.0 + way_s + 2.4 * urgent), at_s + 10.5)
+
+
+def test_a_prefill_that_was_stopped_for_another_says_nothing_of_the_way():
+    router = core(prefill=1)
+    for number in range(20):
+        batch_prompt(router, number, 20.0 * number)
+    assert router.place(request(0, 50), 400.0).predicted_ttft_s == pytest.approx(0.05 + 0.1)
+
+
+def test_the_way_is_learned_from_long_prefills_that_nobody_held_up():
+    router = core(prefill=1)
+    for number in range(20):
+        batch_prompt(router, number, 20.0 * number, urgent=number % 4 > 0)
+    assert router.place(request(0, 50), 400.0).predicted_ttft_s == pytest.approx(0.05 + 0.03)
+
+
+def test_a_prefill_that_is_placed_again_says_nothing_of_the_way():
+    router = core(prefill=6)
+    for number in range(5):
+        router.place(request(number, 1000), 0.0)
+    for number in range(5):
+        lost = ReplicaId(f"prefill-{number}")
+        assert isinstance(router.place(placed_again(number, 1000, lost), 6.0), Placed)
+        router.job_ended(JobEnded(JobId(f"job-{number}"), 8.0), 8.0)
+    router.prefill_reported(report("prefill-5"), 9.0)
+    assert router.place(request(9, 1000), 9.0).predicted_ttft_s == pytest.approx(1.1)
 
 
 def ends_in(e2e_s, number=1, *, output_tokens=1000, **objective):

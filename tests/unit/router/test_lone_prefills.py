@@ -1,0 +1,90 @@
+"""Which prefills had their replica for themselves, by what the replica reports."""
+
+import pytest
+from small_router import report, runs
+
+from router.lone_prefills import LonePrefills
+from slo.request import JobId, ReplicaId
+
+WHERE = ReplicaId("prefill-0")
+FIRST, SECOND = JobId("job-first"), JobId("job-second")
+
+
+def told(*reports, second_at_s=None):
+    """What reports, one a second, show of the first of two; the second follows then, None for never."""
+    lone = LonePrefills()
+    lone.found_idle(FIRST, WHERE, 2.0)
+    if second_at_s is not None:
+        lone.followed(SECOND, WHERE, second_at_s)
+    shown = [lone.reported(each, float(at_s)) for at_s, each in enumerate(reports, start=1)]
+    assert len(lone) <= 1
+    return FIRST in shown, len(lone)
+
+
+def first(tokens=1000):
+    return runs("first", tokens)
+
+
+def second(tokens=1000):
+    return runs("second", tokens)
+
+
+def ended(*jobs, still=()):
+    return report(WHERE, *still, ended=jobs)
+
+
+RUNS = report(WHERE, first(), second(), running=FIRST)
+
+
+@pytest.mark.parametrize(
+    ("reports", "second_at_s"),
+    [
+        ([RUNS, ended(SECOND, still=[first()])], 0.5),
+        ([ended(SECOND, still=[first()])], 0.5),
+        ([RUNS, ended(SECOND, still=[first()])], None),
+        ([report(WHERE, second(), first(), running=SECOND)], 0.5),
+        ([report(WHERE, second(), first(), running=SECOND)], None),
+        ([report(WHERE, first(), second(0), running=FIRST)], 0.5),
+        ([ended(FIRST, SECOND)], 1.5),
+        ([ended(SECOND, FIRST)], 3.0),
+    ],
+    ids=[
+        "overtaken",
+        "before it was named",
+        "by another router's",
+        "runs",
+        "ran",
+        "rides",
+        "shared",
+        "order",
+    ],
+)
+def test_who_was_held_up(reports, second_at_s):
+    assert told(*reports, second_at_s=second_at_s) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("reports", "second_at_s"),
+    [
+        ([ended(FIRST)], None),
+        ([RUNS, ended(FIRST, still=[second()])], 0.5),
+        ([RUNS, report(WHERE, first(0), second(), running=SECOND), ended(FIRST, still=[second()])], 0.5),
+        ([ended(FIRST, SECOND)], 3.0),
+        ([ended(JobId("earlier")), report(WHERE, first(), running=FIRST), ended(FIRST)], None),
+        ([ended(JobId("earlier"), still=[first()]), ended(FIRST)], None),
+        ([report(WHERE, second(), running=SECOND), report(WHERE, first()), ended(FIRST)], None),
+    ],
+    ids=["alone", "queued", "its answer is on its way", "late", "earlier", "before it came", "not yet there"],
+)
+def test_who_was_not(reports, second_at_s):
+    assert told(*reports, second_at_s=second_at_s) == (False, 0)
+
+
+def test_nothing_is_kept_of_a_request_that_is_over():
+    lone = LonePrefills()
+    lone.found_idle(FIRST, WHERE, 2.0)
+    lone.over(SECOND)
+    assert len(lone) == 1
+    lone.over(FIRST)
+    assert len(lone) == 0
+    assert lone.reported(ended(SECOND, still=[first()]), 3.0) is None
