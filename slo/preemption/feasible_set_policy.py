@@ -23,7 +23,7 @@ from slo.preemption.types import (
     PreemptReason,
     RunningStep,
 )
-from slo.queue.arrival_forecast import Forecast
+from slo.queue.arrival_forecast import Expected, Forecast
 from slo.queue.class_targets import ClassPrices, TargetState
 from slo.queue.feasible_set import FeasibleSet, feasible_set, value
 from slo.queue.prefill import Prefill, ends_s, together_s
@@ -66,12 +66,13 @@ def decide_by_feasible_set(
     stop_s = rules.stop_latency_s + step.boundary_s
     prices = None if targets is None else targets.at([*step.members, *waiting], now_s)
     runner = _as_prefill(step, now_s, rules)  # leads those with the same deadline and arrival
+    expected = None if forecast is None else forecast.at(now_s)
     stopped = feasible_set(
-        pool if runner is None else [runner, *pool], now_s + stop_s + overdue_s, forecast, prices
+        pool if runner is None else [runner, *pool], now_s + stop_s + overdue_s, expected, prices
     )
     before = [*takewhile(lambda prefill: prefill is not runner, stopped.feasible)]
     in_set = len(before) < len(stopped.feasible)
-    is_crowded = forecast is not None and forecast.pressure > 0
+    is_crowded = expected is not None and expected.pressure > 0
     if before and runner is None and prices is not None and is_crowded:
         return _preempt(step, runner, before, stop_s + overdue_s, limit_s, in_set=in_set)
     spare_s, ended_s = _binding(before, step.remaining_s, now_s, overdue_s, rules.margin, prices)
@@ -83,7 +84,7 @@ def decide_by_feasible_set(
     left_s = _patience_left_s(before, now_s + stop_s + overdue_s, rules.patience)
     if left_s > _SOON_S:
         return Keep(KeepReason.PATIENCE, now_s + left_s)
-    value_if_ended = _value_if_ended(step, runner, pool, ended_s, forecast, prices, rules.mode)
+    value_if_ended = _value_if_ended(step, runner, pool, ended_s, expected, prices, rules.mode)
     if value_if_ended >= _sum_of_values(stopped.feasible, prices):
         return Keep(KeepReason.WOULD_HARM)
     return _preempt(step, runner, before, stop_s + overdue_s, limit_s, in_set=in_set)
@@ -94,7 +95,7 @@ def _value_if_ended(
     runner: Prefill | None,
     pool: Sequence[Prefill],
     ended_s: float,
-    forecast: Forecast | None,
+    expected: Expected | None,
     prices: ClassPrices | None,
     mode: PreemptionMode,
 ) -> float:
@@ -110,7 +111,7 @@ def _value_if_ended(
             ended_value = value(runner, prices)
         else:
             pool = [msgspec.structs.replace(runner, remaining_s=behind_s), *pool]
-    return ended_value + _sum_of_values(feasible_set(pool, ended_s, forecast, prices).feasible, prices)
+    return ended_value + _sum_of_values(feasible_set(pool, ended_s, expected, prices).feasible, prices)
 
 
 def _sum_of_values(prefills: Sequence[Prefill], prices: ClassPrices | None) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
@@ -28,6 +29,39 @@ _LOWEST: Final = -10 * _PER_OCTAVE
 _CLASSES: Final = 32 * _PER_OCTAVE
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a `Forecast` expects at a moment.
+
+    Attributes:
+        load: Work that arrives per second; above 1 a replica cannot do it all.
+        near_s: The time ahead of which nothing is kept free.
+        densest: At index n, the filed work of the n densest classes together.
+        per_filed: The load that is one second of filed work.
+    """
+
+    load: float
+    near_s: float
+    densest: Sequence[float]
+    per_filed: float
+
+    @property
+    def pressure(self) -> float:
+        """0 as long as the replica can do everything, 1 when it is overloaded beyond doubt."""
+        return min(1.0, max(0.0, (self.load - _FROM_LOAD) / (_TO_LOAD - _FROM_LOAD)))
+
+    def reserved_for(self, values_per_s: Sequence[float]) -> list[float]:
+        """By value per second of work, the fraction of the time behind `near_s` kept free for what has more.
+
+        0 without `pressure`: a replica that can do everything keeps nothing free.
+        """
+        if (pressure := self.pressure) == 0:
+            return [0.0] * len(values_per_s)
+        share, per_filed, densest = SHARE * pressure, self.per_filed, self.densest
+        denser = [densest[_CLASSES - 1 - _class_of(value)] for value in values_per_s]
+        return [min(_MAX_RESERVED, share * (work * per_filed)) for work in denser]
+
+
 class Forecast:
     """Expects the near future to be like the recent past.
 
@@ -35,22 +69,18 @@ class Forecast:
 
     Args:
         memory_s: Time constant of the decay.
-
-    Attributes:
-        pressure: 0 as long as the replica can do everything, 1 when it is overloaded beyond doubt.
     """
 
     def __init__(self, memory_s: float = MEMORY_S) -> None:
-        self.pressure = 0.0
         self._memory_s = memory_s
         self._decay = ExponentialDecay(memory_s)
         self._work_s = [0.0] * _CLASSES
         self._all_work_s = 0.0
         self._count = 0.0
-        self._scale = 1.0
-        """What filed work is multiplied by to be read, as of the last arrival."""
+        self._arrived_s = -math.inf
+        """When a request arrived last."""
         self._densest: list[float] | None = None
-        """At index n, the filed work of the n densest classes together."""
+        """See `Expected`."""
 
     def arrived(self, work_s: float, weight: float, now_s: float) -> None:
         """A request has arrived.
@@ -64,35 +94,19 @@ class Forecast:
             self._all_work_s *= factor
             self._count *= factor
         grown = self._decay.grown(now_s)
-        self._scale = 1.0 / grown
+        self._arrived_s = now_s
         self._work_s[_class_of(weight / work_s)] += work_s * grown
         self._all_work_s += work_s * grown
         self._count += grown
         self._densest = None
-        self.pressure = min(1.0, max(0.0, (self.load - _FROM_LOAD) / (_TO_LOAD - _FROM_LOAD)))
 
-    @property
-    def load(self) -> float:
-        """Work that arrives per second; above 1 a replica cannot do it all."""
-        return self._all_work_s * self._scale / self._memory_s
-
-    @property
-    def near_s(self) -> float:
-        """The time ahead of which nothing is kept free."""
-        return NEAR * self._all_work_s / self._count if self._count else 0.0
-
-    def reserved_for(self, values_per_s: Sequence[float]) -> list[float]:
-        """By value per second of work, the fraction of the time behind `near_s` kept free for what has more.
-
-        0 without `pressure`: a replica that can do everything keeps nothing free.
-        """
-        if (pressure := self.pressure) == 0:
-            return [0.0] * len(values_per_s)
+    def at(self, now_s: float) -> Expected:
+        """What is expected now, at the last arrival or later: it is less the longer nobody has come."""
         if self._densest is None:
             self._densest = [*accumulate(reversed(self._work_s), initial=0.0)]
-        share, scale, memory_s, densest = SHARE * pressure, self._scale, self._memory_s, self._densest
-        denser = [densest[_CLASSES - 1 - _class_of(value)] for value in values_per_s]
-        return [min(_MAX_RESERVED, share * (work * scale / memory_s)) for work in denser]
+        per_filed = self._decay.kept(max(now_s, self._arrived_s)) / self._memory_s
+        near_s = NEAR * self._all_work_s / self._count if self._count else 0.0
+        return Expected(self._all_work_s * per_filed, near_s, self._densest, per_filed)
 
 
 def _class_of(value_per_s: float) -> int:

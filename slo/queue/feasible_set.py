@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
-from slo.queue.arrival_forecast import Forecast
+from slo.queue.arrival_forecast import Expected
 from slo.queue.class_targets import ClassPrices
 from slo.queue.prefill import Prefill
 
@@ -48,13 +48,13 @@ class FeasibleSet(NamedTuple):
 def feasible_set(
     prefills: Sequence[Prefill],
     start_s: float,
-    forecast: Forecast | None = None,
+    expected: Expected | None = None,
     prices: ClassPrices | None = None,
 ) -> FeasibleSet:
     """Choose whom to keep on time, so that the tardy set has little value.
 
-    Time is kept free for what the forecast expects to arrive with more value per second of work than the
-    least dense of the feasible set; without a forecast the present alone counts. Without `prices` all
+    Time is kept free for what is expected to arrive with more value per second of work than the least dense
+    of the feasible set; if nothing is, the present alone counts. Without `prices` all
     requests are alike but for their weights. Prompts that share passes take what one takes at least only
     once: of the time until each deadline that much is gone, and each has its own work.
     """
@@ -73,13 +73,13 @@ def feasible_set(
     rows.sort()
     if most_idle_s > 0:
         rows = _less_idle(rows)
-    if forecast is not None and forecast.pressure == 0:
-        forecast = None
-    if forecast is None and _all_fit(rows):
+    if expected is not None and expected.pressure == 0:
+        expected = None
+    if expected is None and _all_fit(rows):
         return FeasibleSet([row[-1] for row in rows], [], rest)
     deadlines, _, _, works, candidates = zip(*rows, strict=True)
-    search = _TardySetSearch(works, deadlines, [value(prefill, prices) for prefill in candidates], forecast)
-    if forecast is not None and search.all_fit():
+    search = _TardySetSearch(works, deadlines, [value(prefill, prices) for prefill in candidates], expected)
+    if expected is not None and search.all_fit():
         return FeasibleSet([*candidates], [], rest)
     tardy = search.tardy()
     return FeasibleSet(
@@ -131,7 +131,7 @@ class _TardySetSearch:
         works: Sequence[float],
         deadlines: Sequence[float],
         weights: Sequence[float],
-        forecast: Forecast | None,
+        expected: Expected | None,
     ) -> None:
         self._works = works
         self._deadlines = deadlines
@@ -142,9 +142,9 @@ class _TardySetSearch:
         self._reserved = [0.0] * len(works)
         self._near_s = 0.0
         """Of the time until a deadline, but the nearest, the fraction that is kept free for those to come."""
-        if forecast is not None:
-            self._reserved = forecast.reserved_for(self._value)
-            self._near_s = forecast.near_s
+        if expected is not None:
+            self._reserved = expected.reserved_for(self._value)
+            self._near_s = expected.near_s
         self._is_all_free = max(self._reserved) == 0.0
 
     def all_fit(self) -> bool:

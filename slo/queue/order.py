@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Final, assert_never
 
-from slo.queue.arrival_forecast import Forecast
+from slo.queue.arrival_forecast import Expected, Forecast
 from slo.queue.class_targets import ClassPrices, TargetState
 from slo.queue.fairness import FairnessRule
 from slo.queue.feasible_set import feasible_set
@@ -81,7 +81,8 @@ def order(  # noqa: PLR0913, PLR0917 - everything that an order may depend on
             ordered = _by_sedf_rank(prefills, start_s)
         case QueueOrder.FEASIBLE_SET:
             prices = None if targets is None else targets.at(prefills, start_s)
-            ordered = _feasible_first(prefills, start_s, forecast, fairness, prices)
+            expected = None if forecast is None else forecast.at(now_s)
+            ordered = _feasible_first(prefills, start_s, expected, fairness, prices)
         case _:
             assert_never(kind)
     if fairness is not None and (boosts := fairness.boosts(prefills, now_s)):
@@ -102,15 +103,15 @@ def _by_sedf_rank(prefills: Sequence[Prefill], start_s: float) -> list[Prefill]:
 def _feasible_first(
     prefills: Sequence[Prefill],
     start_s: float,
-    forecast: Forecast | None,
+    expected: Expected | None,
     fairness: FairnessRule | None,
     prices: ClassPrices | None,
 ) -> list[Prefill]:
     """The feasible set, then the tardy set, then those that are infeasible or have no deadline."""
-    feasible, tardy, rest = feasible_set(prefills, start_s, forecast, prices)
+    feasible, tardy, rest = feasible_set(prefills, start_s, expected, prices)
     if len(rest) > 1:
         rest = _by_sedf_rank(rest, start_s) if fairness is None else fairness.by_effective_tier(rest, start_s)
-    if forecast is not None and tardy:  # some may be tardy only for what may arrive: they have a feasible set
+    if expected is not None and tardy:  # some may be tardy only for what may arrive: they have a feasible set
         start_s += together_s(feasible)
         return feasible + _feasible_first(tardy, start_s, None, fairness, prices) + rest
     return feasible + tardy + rest

@@ -178,13 +178,13 @@ def test_jobs_enter_the_forecast_and_what_is_no_job_does_not(running):
     stepper.rules = replace(rules, forecast=forecast)
     try:
         running.prefill("before", SHORT)
-        before_s = forecast.load * memory_s
+        before_s = forecast.at(0.0).load * memory_s
         running.llm.generate(
             TokensPrompt(prompt_token_ids=list(MIDDLE)), SamplingParams(max_tokens=1), use_tqdm=False
         )
-        assert forecast.load * memory_s == before_s
+        assert forecast.at(0.0).load * memory_s == before_s
         running.prefill("job", LONG, weight=4.0)
-        assert forecast.load * memory_s - before_s == pytest.approx(0.008, rel=0.01)
+        assert forecast.at(0.0).load * memory_s - before_s == pytest.approx(0.008, rel=0.01)
     finally:
         stepper.rules = rules
 

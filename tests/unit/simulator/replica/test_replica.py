@@ -24,8 +24,8 @@ def test_one_that_is_placed_again_counts_as_arriving_when_it_gets_here():
         loop.call_at(max(at_s, float(number)), replica.arrive, job)
     loop.run(200.0)
     load = replica.governor.ledger.predictor.work_s(2000, 0)
-    assert replica.governor.forecast.load == pytest.approx(load, rel=0.05)
-    assert replica.engine._stepper.rules.forecast.load == pytest.approx(load, rel=0.05)
+    assert replica.governor.forecast.at(200.0).load == pytest.approx(load, rel=0.05)
+    assert replica.engine._stepper.rules.forecast.at(200.0).load == pytest.approx(load, rel=0.05)
 
 
 @pytest.mark.parametrize(("most", "sizes"), [(1, [1, 1, 1, 1, 1]), (2, [2, 2, 1]), (float("inf"), [5])])

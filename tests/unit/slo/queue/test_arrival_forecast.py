@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from slo.queue.arrival_forecast import NEAR, SHARE, Forecast
 
 MEMORY_S = 30.0
+LAST = 0.0
+"""A forecast that is asked for an earlier time says what held at its last arrival."""
 ARRIVALS = st.lists(
     st.tuples(st.floats(0, 20), st.floats(1e-6, 100), st.sampled_from([1.0, 2.0, 4.0])), max_size=60
 )
@@ -17,7 +19,7 @@ DENSITIES = st.floats(1e-9, 1e9)
 
 
 def steady(*kinds, seconds=300, memory_s=MEMORY_S):
-    """After `seconds` in which a request of each kind, (work, weight), arrives per second."""
+    """When for `seconds` a request of each kind, (work, weight), has arrived per second."""
     forecast = Forecast(memory_s)
     for at_s in range(seconds):
         for work_s, weight in kinds:
@@ -34,89 +36,101 @@ def after(arrivals):
 
 
 def test_nothing_is_expected_before_anything_has_arrived():
-    assert Forecast().load == 0.0
-    assert Forecast().reserved_for([1.0])[0] == 0.0
+    assert Forecast().at(0.0).load == 0.0
+    assert Forecast().at(1e9).reserved_for([1.0])[0] == 0.0
 
 
 @pytest.mark.parametrize("work_s", [0.1, 0.5, 1.0, 3.0])
 def test_the_load_is_the_work_that_arrives_per_second(work_s):
-    assert steady((work_s, 1.0)).load == pytest.approx(work_s, rel=0.02)
+    assert steady((work_s, 1.0)).at(LAST).load == pytest.approx(work_s, rel=0.02)
 
 
 def test_what_arrived_is_forgotten_by_a_factor_of_e_in_the_time_of_the_memory():
     forecast = Forecast(MEMORY_S)
     forecast.arrived(60.0, 1.0, 0.0)
-    assert forecast.load == pytest.approx(2.0)
+    assert forecast.at(LAST).load == pytest.approx(2.0)
     forecast.arrived(1e-9, 1.0, MEMORY_S)
-    assert forecast.load == pytest.approx(2.0 / math.e)
+    assert forecast.at(LAST).load == pytest.approx(2.0 / math.e)
     forecast.arrived(1e-9, 1.0, 20 * MEMORY_S)
-    assert forecast.load == pytest.approx(0.0, abs=1e-6)
+    assert forecast.at(LAST).load == pytest.approx(0.0, abs=1e-6)
+
+
+def test_less_is_expected_the_longer_nobody_has_come():
+    forecast = steady((2.0, 4.0))
+    loads = [forecast.at(299.0 + silent_s).load for silent_s in (0.0, MEMORY_S, 3 * MEMORY_S)]
+    assert loads == pytest.approx([loads[0], loads[0] / math.e, loads[0] / math.e**3])
+    reserved = [forecast.at(299.0 + silent_s).reserved_for([0.1])[0] for silent_s in (0.0, 20.0, 30.0)]
+    assert reserved[0] > reserved[1] > reserved[2] == 0.0, "who could be on time is not held back for nobody"
+    assert forecast.at(1e9).load == 0.0
 
 
 @pytest.mark.parametrize("work_s", [0.0, -1.0])
 def test_work_of_no_length_does_not_count(work_s):
     forecast = Forecast()
     forecast.arrived(work_s, 1.0, 0.0)
-    assert forecast.load == 0.0
+    assert forecast.at(LAST).load == 0.0
 
 
 def test_work_of_no_weight_does_not_count():
     forecast = Forecast()
     forecast.arrived(100.0, 0.0, 0.0)
-    assert forecast.load == 0.0
+    assert forecast.at(LAST).load == 0.0
 
 
 @pytest.mark.parametrize(("load", "pressure"), [(0.5, 0.0), (0.88, 0.0), (1.05, 0.5), (1.2, 1.0), (1.8, 1.0)])
 def test_of_denser_work_a_share_is_kept_free_in_so_far_as_there_is_more_than_can_be_done(load, pressure):
-    dense = steady((load, 4.0))
+    dense = steady((load, 4.0)).at(LAST)
     assert dense.reserved_for([0.1])[0] == pytest.approx(min(0.95, SHARE * pressure * load), abs=0.06)
 
 
 def test_nothing_is_kept_free_of_the_time_of_the_next_few():
-    assert Forecast().near_s == 0.0
+    assert Forecast().at(LAST).near_s == 0.0
     mixed = steady((0.1, 4.0), (0.5, 1.0))
-    assert mixed.near_s == pytest.approx(NEAR * 0.3)
+    assert mixed.at(LAST).near_s == pytest.approx(NEAR * 0.3)
     for n in range(200):
         mixed.arrived(0.1, 4.0, 400.0 + n)
-    assert mixed.near_s == pytest.approx(NEAR * 0.1, rel=0.01), "what was longer is forgotten"
+    assert mixed.at(LAST).near_s == pytest.approx(NEAR * 0.1, rel=0.01), "what was longer is forgotten"
 
 
 def test_only_what_has_more_value_per_second_counts():
     mixed = steady((0.4, 4.0), (0.8, 1.0))  # 10 and 1.25 per second
-    assert mixed.reserved_for([1e3])[0] == 0.0
-    assert mixed.reserved_for([10.0])[0] == 0.0, "its own kind"
-    assert mixed.reserved_for([5.0])[0] == pytest.approx(SHARE * 0.4, rel=0.1)
-    assert mixed.reserved_for([1.25])[0] == mixed.reserved_for([5.0])[0]
-    assert mixed.reserved_for([0.5])[0] == pytest.approx(SHARE * 1.2, rel=0.1)
+    assert mixed.at(LAST).reserved_for([1e3])[0] == 0.0
+    assert mixed.at(LAST).reserved_for([10.0])[0] == 0.0, "its own kind"
+    assert mixed.at(LAST).reserved_for([5.0])[0] == pytest.approx(SHARE * 0.4, rel=0.1)
+    assert mixed.at(LAST).reserved_for([1.25])[0] == mixed.at(LAST).reserved_for([5.0])[0]
+    assert mixed.at(LAST).reserved_for([0.5])[0] == pytest.approx(SHARE * 1.2, rel=0.1)
 
 
 @pytest.mark.parametrize("value_per_s", [0.0, 1e-300, math.inf])
 def test_every_density_has_an_answer(value_per_s):
-    assert 0.0 <= steady((2.0, 1.0)).reserved_for([value_per_s])[0] < 1.0
+    assert 0.0 <= steady((2.0, 1.0)).at(LAST).reserved_for([value_per_s])[0] < 1.0
 
 
 @given(ARRIVALS, DENSITIES)
 def test_nothing_is_kept_free_below_a_load_of_nine_tenths(arrivals, density):
     forecast = after(arrivals)
-    if forecast.load <= 0.9:
-        assert forecast.reserved_for([density])[0] == 0.0
+    if forecast.at(LAST).load <= 0.9:
+        assert forecast.at(LAST).reserved_for([density])[0] == 0.0
 
 
 @given(ARRIVALS, DENSITIES, DENSITIES)
 def test_the_denser_keeps_less_free(arrivals, one, other):
     forecast = after(arrivals)
-    assert forecast.reserved_for([max(one, other)])[0] <= forecast.reserved_for([min(one, other)])[0]
+    assert (
+        forecast.at(LAST).reserved_for([max(one, other)])[0]
+        <= forecast.at(LAST).reserved_for([min(one, other)])[0]
+    )
 
 
 @given(ARRIVALS, DENSITIES)
 def test_something_is_always_left(arrivals, density):
     forecast = after(arrivals)
-    assert 0.0 <= forecast.reserved_for([density])[0] <= min(0.95, SHARE * forecast.load)
+    assert 0.0 <= forecast.at(LAST).reserved_for([density])[0] <= min(0.95, SHARE * forecast.at(LAST).load)
 
 
 @given(ARRIVALS)
 def test_more_arrivals_never_lower_the_load_at_their_time(arrivals):
     forecast = after(arrivals)
-    before, at_s = forecast.load, sum(gap_s for gap_s, _, _ in arrivals)
+    before, at_s = forecast.at(LAST).load, sum(gap_s for gap_s, _, _ in arrivals)
     forecast.arrived(1.0, 1.0, at_s)
-    assert forecast.load == pytest.approx(before + 1.0 / MEMORY_S)
+    assert forecast.at(LAST).load == pytest.approx(before + 1.0 / MEMORY_S)

@@ -21,11 +21,11 @@ def job(name, due_s=NEVER, work_s=1.0, weight=1.0, **history):
 
 
 def expecting(load, weight=4.0, work_s=0.1):
-    """A forecast of short prefills of so much work per second."""
+    """What is expected after short prefills of so much work per second."""
     forecast = Forecast()
     for n in range(3000):
         forecast.arrived(work_s, weight, n * work_s / load)
-    return forecast
+    return forecast.at(3000 * work_s / load)
 
 
 def names(prefills):

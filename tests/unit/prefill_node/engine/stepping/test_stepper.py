@@ -227,7 +227,7 @@ def test_what_was_served_to_whose_client_has_left_stays_served(stepper):
 def test_jobs_are_known_until_they_leave_and_remembered_longer(stepper):
     stepper.job_arrived("a", "engine-a", prefill("a"), 0.0)
     assert (stepper.jobs, stepper.has_arrived("a")) == ({"a": "engine-a"}, True)
-    assert stepper.rules.forecast.load > 0
+    assert stepper.rules.forecast.at(0.0).load > 0
     stepper.job_done("a", 1.0)
     stepper.job_left("a", "engine-a")
     assert (stepper.jobs, stepper.has_arrived("a")) == ({}, True)
