@@ -144,7 +144,7 @@ class DecodeView:
         """A request was sent here, or is to be prefilled once more for this replica."""
         self.placed_since_report += 1
         shared_tokens = self._shared_with(newcomer)
-        holding = None if self.load is None else self._holding(self.load, newcomer)._replace(waits=True)
+        holding = None if self.load is None else self._awaited(self.load, newcomer)
         tokens, rank = newcomer.tokens - shared_tokens, newcomer.rank
         ticket = Ticket(now_s, tokens, shared_tokens, holding, rank=rank)
         if not self.sent.add(newcomer.job_id, ticket):
@@ -249,6 +249,18 @@ class DecodeView:
     def _prefix_tokens(self, newcomer: Newcomer) -> int:
         """What a request, and those of its tier and above without memory yet, share with others."""
         return self.sent.shared_tokens(newcomer.rank) + self._shared_with(newcomer)
+
+    def _awaited(self, load: DecodeLoad, newcomer: Newcomer) -> Holding:
+        """What a request will hold that is prefilled.
+
+        Who has one prefilled once more does not say how much is still to come: that is as known from before.
+        """
+        holding = self._holding(load, newcomer)._replace(waits=True)
+        ticket = self.sent.tickets.get(newcomer.job_id)
+        known = load.streams.get(newcomer.job_id) if ticket is None else ticket.holding
+        if newcomer.most_output or known is None:
+            return holding
+        return holding._replace(remaining=known.remaining, lasts=known.lasts)
 
     @staticmethod
     def _holding(load: DecodeLoad, newcomer: Newcomer) -> Holding:

@@ -18,6 +18,7 @@ from slo.decode.predicted_peak import Holding
 from slo.errors import RejectionReason
 from slo.objectives import Objective
 from slo.predict.prefill_time import PrefillPredictor
+from slo.replacement import FailureCause, ReplacementRequested
 from slo.reports import DecodeReported, PrefillReported
 from slo.request import JobId, ReplicaId
 from slo.tiers import PREMIUM, STANDARD, TierPolicy, TierSet
@@ -61,6 +62,22 @@ def test_memory_is_kept_for_what_a_stream_that_goes_on_after_a_loss_has_not_answ
     assert isinstance(core.place(replace(goes_on, output_tokens=most), 0.0), Placed)
     (holding,) = core.view.decode[ReplicaId("decode")].sent.on_way
     assert (holding.tokens, holding.remaining, holding.ends_in) == (2000, left, left)
+
+
+@pytest.mark.parametrize("cause", [FailureCause.REPLICA_DIED, FailureCause.LEFT])
+@pytest.mark.parametrize("has_stream", [False, True])
+def test_as_much_memory_is_kept_for_one_whose_prefill_is_placed_again(cause, has_stream):
+    core, decode = router(), ReplicaId("decode")
+    streams = {JobId("job"): Holding(1000, 8, 0)} if has_stream else {}
+    load = DecodeLoad(30_000, 0, 0, 0.1, streams, answers={PREMIUM: 500})
+    core.view.decode_reported(DecodeReported(decode, 0.0, 0, kv_tokens=30_000, load=load), 0.0)
+    if not has_stream:
+        assert isinstance(core.place(replace(asked(), output_tokens=8), 0.0), Placed)
+    lost = ReplacementRequested(JobId("job"), PREMIUM, None, False, 1004, decode, (), cause)
+    assert isinstance(core.place(PlacementRequested.again(lost), 1.0), Placed)
+    ticket = core.view.decode[decode].sent.tickets[JobId("job")]
+    assert (ticket.holding.tokens, ticket.holding.remaining, ticket.holding.waits) == (1004, 8, True)
+    assert ticket.holding.ends_in == 8, "not as long as its tier's answers are in the mean"
 
 
 def test_it_waits_for_a_first_token_that_decode_samples():
