@@ -75,6 +75,16 @@ class TierPolicy:
         if not self.weight > 0.0:
             raise ValueError(f"a tier's weight is above 0, not {self.weight}")
 
+    @property
+    def has_deadline(self) -> bool:
+        """Whether its first tokens are due: an end-to-end objective is a deadline of theirs, too."""
+        return self.ttft_scale is not None or self.due_s is not None
+
+    @property
+    def due_s(self) -> float | None:
+        """Seconds within which its first tokens are due at the latest; None where that is no fixed time."""
+        return min((each for each in (self.ttft_s, self.e2e_s) if each is not None), default=None)
+
 
 @dataclass(frozen=True, slots=True)
 class TierSet(Mapping[Tier, TierPolicy]):

@@ -78,14 +78,10 @@ class AdmissionController:
         self._sheddable = frozenset(tiers.sheddable)
         self._sharing = Sharing(tiers, rules, tenants.weight)
         self._shared = Shared()
-        self._due = frozenset(
-            tier
-            for tier, policy in tiers.items()
-            if policy.ttft_s is not None or policy.ttft_scale is not None
-        )
+        self._due = frozenset(tier for tier, policy in tiers.items() if policy.has_deadline)
         self._max_backlog_s = {tier: self._longest(policy) for tier, policy in tiers.items()}
         short_s = min(rules.calm_s, _SHORT_S)
-        self._max_overload_s = {tier: max(tiers[tier].ttft_s or 0.0, short_s) for tier in self._due}
+        self._max_overload_s = {tier: max(tiers[tier].due_s or 0.0, short_s) for tier in self._due}
         self._never_shed = tuple(tier for tier, policy in tiers.items() if _is_never_shed(policy))
         self._capacity = 0.0
         self._asked_s = -math.inf
@@ -286,8 +282,7 @@ class AdmissionController:
 
         Returns:
             Work that arrives, what is refused for want of prefill included, in seconds per second of the
-            fastest replica; and the predicted seconds of what waits in tiers with an objective for the first
-            token.
+            fastest replica; and the predicted seconds of what waits in tiers whose first tokens are due.
         """
         backlog_s = math.fsum(self.backlog_s(tier) for tier in self._due)
         if self._capacity > 0:
@@ -304,7 +299,7 @@ class AdmissionController:
         rules = self._rules
         if not _is_never_shed(policy):
             return rules.max_backlog_s
-        return min(rules.max_backlog_s, max(rules.max_late_backlog_s, policy.ttft_s or 0.0))
+        return min(rules.max_backlog_s, max(rules.max_late_backlog_s, policy.due_s or 0.0))
 
     def _excess_backlog_s(self, tier: Tier, tenant: str, now_s: float) -> float:
         """How long a tenant has to wait until it may lengthen the queue of a class; 0 or less for now."""
@@ -394,4 +389,4 @@ class AdmissionController:
 
 def _is_never_shed(policy: TierPolicy) -> bool:
     """Whether its requests are late rather than refused."""
-    return not policy.sheddable and (policy.ttft_s is not None or policy.ttft_scale is not None)
+    return not policy.sheddable and policy.has_deadline

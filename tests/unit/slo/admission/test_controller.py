@@ -370,6 +370,8 @@ def test_no_class_has_a_queue_without_end(tier):
         (TierPolicy(None, None, sheddable=False, weight=1, ttft_scale=3.0), 30.0),
         (TierPolicy(50.0, None, sheddable=False, weight=1), 50.0),
         (TierPolicy(500.0, None, sheddable=False, weight=1), 120.0),
+        (TierPolicy(None, None, sheddable=False, weight=1, e2e_s=5.0), 30.0),
+        (TierPolicy(50.0, None, sheddable=False, weight=1, e2e_s=40.0), 40.0),
         (TierPolicy(None, None, sheddable=False, weight=1), 120.0),
         (TierPolicy(0.5, None, sheddable=True, weight=1), 120.0),
     ],
@@ -382,6 +384,19 @@ def test_how_long_a_queue_may_be(policy, longest_s):
     for number in range(300):
         admission.decide(request(number, TEXT, work_s=1.0), 0.0)
     assert admission.backlog_s(TEXT) == longest_s + 1.0
+
+
+@pytest.mark.parametrize("objective", [{"ttft_s": 5.0}, {"ttft_s": None, "e2e_s": 5.0}])
+def test_what_has_a_deadline_orders_replicas_and_leaves_nobody_behind_in_an_overload(objective):
+    """An end-to-end objective is a deadline of the first token, too."""
+    tiers = TierSet({TEXT: TierPolicy(tpot_s=None, sheddable=False, weight=1, **objective)}, default=TEXT)
+    admission = AdmissionController(tiers, AdmissionRules(), TenantGates({}), lambda: 0.99)
+    admission.has_capacity(1.0)
+    for number in range(200):
+        admission.decide(request(number, TEXT, work_s=1.0), 0.5 * number)
+    assert admission.demand(100.0)[1] == admission.backlog_s(TEXT) > 0
+    assert isinstance(admission.decide(request("late", TEXT), 100.0), Rejected), "the oldest waits for long"
+    assert admission.backlog_s(TEXT) < 30.0
 
 
 def test_the_servers_own_requests_are_never_refused():
