@@ -7,6 +7,7 @@ from typing import Final
 from observability.promql import exported, grown, named_served, rate, select, served
 from observability.rule_groups import Alert, RuleGroup, Severity
 from telemetry.catalogue import (
+    API_KEYS_UNREAD,
     ENGINES_ENDED,
     FLEET_LOAD,
     KV_TRANSFERS,
@@ -67,6 +68,14 @@ def cause_alerts() -> RuleGroup:
                 f"max by (deployment) ({exported(MONITOR_LOST)}) > 0",
                 Severity.TICKET,
                 "{{ $labels.deployment }} does not reach the SLO monitor and keeps its last policy.",
+                for_="2m",
+            ),
+            Alert(
+                "SlackServeApiKeysUnread",
+                f"max by (replica) ({exported(API_KEYS_UNREAD)}) > 0",
+                Severity.TICKET,
+                "{{ $labels.replica }} cannot use the file of API keys: it goes by old ones or, without any, "
+                "does not start.",
                 for_="2m",
             ),
             Alert(

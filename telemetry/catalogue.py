@@ -245,6 +245,9 @@ GOVERNOR_DECISION: Final = _histogram(
     "slackserve_governor_decision_seconds",
     "Time that the governor takes to decide whether a running step is preempted.", buckets=_DECISION_S,
 )  # fmt: skip
+API_KEYS_UNREAD: Final = _gauge(
+    "slackserve_api_keys_unread", "ratio", "1 while an ingress cannot use the file of API keys, else 0."
+)
 MONITOR_LOST: Final = _gauge(
     "slackserve_monitor_lost", "ratio",
     "1 while a process does not reach the SLO monitor and keeps the last policy, else 0.", "model",

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 SERVER_ID_HEADER: Final = "x-slackserve-id"
 """On every answer: the id that the server gave the request, which no client can choose."""
-OPEN_PATHS: Final = frozenset({"/health", "/ready"})
+_HEALTH: Final = "/health"
+OPEN_PATHS: Final = frozenset({_HEALTH, "/ready"})
 """Paths that need no API key; without one they tell less."""
 _SERVER_ID_HEADER: Final = SERVER_ID_HEADER.encode()
 _REQUEST_ID: Final = re.compile(r"[\w.:\-]{1,128}", re.ASCII)
@@ -151,10 +152,12 @@ class Gatekeeper:
             raise http_errors.origin_not_allowed(origin)
         try:
             state["tenant"] = self._keys.ring.tenant(_bearer(headers), time.time())
-        except (AuthenticationError, KeysNotReadError) as error:
+        except AuthenticationError as error:
             if scope["path"] not in OPEN_PATHS:
-                if isinstance(error, AuthenticationError):
-                    raise http_errors.unauthorized(error) from None
+                raise http_errors.unauthorized(error) from None
+            state["tenant"] = None
+        except KeysNotReadError:
+            if scope["path"] != _HEALTH:  # who lets nobody in is not ready
                 raise http_errors.keys_not_read() from None
             state["tenant"] = None
         self._check_body(by_name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -11,6 +12,8 @@ from typing import Any, Final
 from deployments.config.keys import KeySource
 from slo.admission.tenants import KeyRing
 from telemetry import logs
+from telemetry.catalogue import API_KEYS_UNREAD
+from telemetry.instruments import Instruments
 
 LOOK_S: Final = 1.0
 """How often the file is looked at. A mounted secret changes by a link, which this sees as well."""
@@ -41,6 +44,7 @@ class KeyWatch:
         self._told = ""
         """Why it could not be, as it was logged last."""
         self._thread: threading.Thread | None = None
+        self._instruments: Instruments | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """What travels: without the keys where a file has to say which they are by then."""
@@ -66,6 +70,20 @@ class KeyWatch:
             raise KeysNotReadError(self._told)
         return self._ring
 
+    async def first_read(self) -> None:
+        """Wait until this process has keys.
+
+        An ingress that is still starting has Serve keep those that serve, and none that lets nobody in takes
+        the place of one.
+        """
+        while True:
+            try:
+                self.ring  # noqa: B018 - asking for it reads them
+            except KeysNotReadError:
+                await asyncio.sleep(LOOK_S)
+            else:
+                return
+
     def _watch(self, path: Path) -> None:
         while True:
             time.sleep(LOOK_S)
@@ -73,17 +91,19 @@ class KeyWatch:
 
     def _look(self, path: Path) -> None:
         """Read the file if it is another one, or could not be read so far."""
+        if self._instruments is None:  # in the replica's process, not where the application is built
+            self._instruments = Instruments(API_KEYS_UNREAD)
         try:
             stat = path.stat()
             seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            if seen == self._seen:
-                return
-            ring = self._source.ring()
+            ring = None if seen == self._seen else self._source.ring()
         except Exception as error:  # noqa: BLE001 - whatever is wrong with it, a next look may find it mended
             self._seen = None
             if str(error) != self._told:
                 self._told = str(error)
                 logs.event("api_keys_not_read", level=logging.ERROR, error=self._told[:2000])
         else:
-            self._ring, self._seen, self._told = ring, seen, ""
-            logs.event("api_keys_read", keys=len(ring))
+            if ring is not None:
+                self._ring, self._seen, self._told = ring, seen, ""
+                logs.event("api_keys_read", keys=len(ring))
+        self._instruments.set(API_KEYS_UNREAD, float(self._seen is None))

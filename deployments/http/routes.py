@@ -36,6 +36,7 @@ def make_ingress(ingress: type[SlackServeIngress], keys: KeyWatch, limits: Limit
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await keys.first_read()
         async with door.opened(app, limits, _is_in_place):
             yield
 

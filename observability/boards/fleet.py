@@ -8,6 +8,7 @@ from observability.boards.queries import both_signs, in_window, now, quantiles, 
 from observability.causes import DECODE_PREEMPTIONS
 from observability.grafana import RATE, Dashboard, Panel, PanelRow, Query, Unit
 from telemetry.catalogue import (
+    API_KEYS_UNREAD,
     BYTES_PER_TOKEN,
     CONTINUATIONS,
     CORRECTION,
@@ -109,6 +110,11 @@ BOARD: Final = Dashboard(
                     (in_window(CONTINUATIONS, "cause", "outcome"),),
                 ),
                 Panel("Engines that ended", Unit.COUNT, (in_window(ENGINES_ENDED, "role", "cause"),)),
+                Panel(
+                    "Ingresses that cannot use the file of API keys",
+                    Unit.COUNT,
+                    (worst(API_KEYS_UNREAD, "replica"),),
+                ),
                 Panel(
                     "Out of the monitor's reach, or behind its policy",
                     Unit.COUNT,

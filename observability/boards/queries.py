@@ -30,6 +30,7 @@ _OF_REPLICAS: Final = frozenset(ALL) - {
     catalogue.PROMPT_LENGTH_ERROR,
     catalogue.BYTES_PER_TOKEN,
     catalogue.ENGINES_ENDED,
+    catalogue.API_KEYS_UNREAD,
     catalogue.MONITOR_LOST,
     catalogue.POLICY_APPLIED,
 }

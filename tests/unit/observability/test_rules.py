@@ -76,6 +76,7 @@ def gauge(series, above, below):
 
 CAUSES = {
     "SlackServeMonitorLost": gauge('ray_slackserve_monitor_lost{deployment="Router",model="m"}', 1, 0),
+    "SlackServeApiKeysUnread": gauge('ray_slackserve_api_keys_unread{replica="i"}', 1, 0),
     "SlackServeOverload": gauge("ray_slackserve_fleet_load_ratio", 1.01, 1),
     "SlackServePrefillLost": gauge('slackserve_monitor_subscribers{model="m",role="prefill"}', 0, 1),
     "SlackServeManyStops": Input('ray_slackserve_preemptions_total{replica="r",outcome="kept"}', 20.4, 19.6),

@@ -196,15 +196,15 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body_has_failed_nobody(
 
 
 @pytest.mark.parametrize("headers", [[("authorization", "Bearer key-of-acme")], []])
-async def test_while_no_keys_could_be_read_nobody_is_let_in_but_to_the_open_paths(headers):
+async def test_while_no_keys_could_be_read_nobody_is_let_in_and_only_the_process_is_well(headers):
     gate = Gatekeeper(served, NoKeys(), LIMITS)
     gate._instruments = Counts()
     transport = httpx.ASGITransport(app=gate)
     async with httpx.AsyncClient(transport=transport, base_url="http://slackserve") as client:
-        answer = await client.post("/v1/completions", headers=headers)
-        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-        assert answer.json()["error"]["code"] == "api_keys_not_read"
-        assert "keys.yaml" not in answer.text, "why is for the log"
-        assert gate._instruments.last["reason"] == "api_keys_not_read"
-        for path in ("/health", "/ready"):
-            assert (await client.get(path, headers=headers)).status_code == 200
+        for method, path in (("POST", "/v1/completions"), ("GET", "/ready"), ("GET", "/ready?degraded")):
+            answer = await client.request(method, path, headers=headers)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json()["error"]["code"] == "api_keys_not_read"
+            assert "keys.yaml" not in answer.text, "why is for the log"
+            assert gate._instruments.last["reason"] == "api_keys_not_read"
+        assert (await client.get("/health", headers=headers)).status_code == 200

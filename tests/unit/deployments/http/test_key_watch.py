@@ -1,5 +1,6 @@
 """Keys that change while an ingress runs."""
 
+import asyncio
 import pickle
 import resource
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from waiting import assert_soon
 from deployments.config.settings import parse
 from deployments.http.key_watch import KeysNotReadError, KeyWatch
 from slo.errors import AuthenticationError
+from telemetry.catalogue import API_KEYS_UNREAD
 
 
 @pytest.fixture
@@ -138,6 +140,50 @@ def test_a_variable_that_only_the_build_has_gives_the_ingress_no_key(file, monke
     monkeypatch.delenv("KEY_OF_A")
     with pytest.raises(KeysNotReadError, match="KEY_OF_A"):
         knows(watch, "a-key-12345")
+
+
+class Gauges:
+    """As `Instruments`, of gauges without labels."""
+
+    def __init__(self):
+        self.values = {}
+
+    def set(self, metric, value):
+        self.values[metric] = value
+
+
+async def test_the_first_read_is_waited_for_as_long_as_it_takes(file):
+    write(file, "a-key-12345")
+    watch = built(file)
+    watch._instruments = gauges = Gauges()
+    file.unlink()
+    waiting = asyncio.create_task(watch.first_read())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    assert gauges.values == {API_KEYS_UNREAD: 1}
+    write(file, "b-key-12345")
+    await asyncio.wait_for(waiting, 5)
+    assert knows(watch, "b-key-12345") == "b"
+    assert gauges.values == {API_KEYS_UNREAD: 0}
+
+
+def test_a_file_that_cannot_be_used_any_more_is_shown_as_long_as_it_is_so(file):
+    write(file, "a-key-12345")
+    watch = built(file)
+    watch._instruments = gauges = Gauges()
+    assert knows(watch, "a-key-12345") == "a"
+    assert gauges.values == {API_KEYS_UNREAD: 0}
+    without_keys(file)
+    assert_soon(lambda: gauges.values == {API_KEYS_UNREAD: 1}, 3)
+    assert knows(watch, "a-key-12345") == "a"
+    write(file, "a-key-12345")
+    assert_soon(lambda: gauges.values == {API_KEYS_UNREAD: 0}, 3)
+
+
+async def test_keys_of_the_configuration_are_not_waited_for(monkeypatch):
+    monkeypatch.setenv("KEY_OF_A", "a-key-12345")
+    config = parse({"api_keys": [{"tenant": "a", "key_env": "KEY_OF_A"}]})
+    await asyncio.wait_for(KeyWatch(config.key_source()).first_read(), 1)
 
 
 def test_keys_of_the_configuration_alone_need_no_file(monkeypatch):

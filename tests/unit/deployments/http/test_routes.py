@@ -1,17 +1,38 @@
 """A path that is not one of ours is answered as such, and sends nobody elsewhere."""
 
+import asyncio
+import contextlib
+
 import httpx
 import pytest
 
 from deployments.config.limits import LimitsConfig
 from deployments.http import routes
 from deployments.http.ingress import SlackServeIngress
+from deployments.http.key_watch import KeysNotReadError
 from deployments.http.served_model import ServedModels
 from slo.admission.tenants import KeyRing
 
 
 class Keys:
     ring = KeyRing(())
+
+    async def first_read(self):
+        pass
+
+
+class LateKeys(Keys):
+    """As `KeyWatch`, of a file that comes later."""
+
+    def __init__(self):
+        self._come = asyncio.Event()
+        self.come, self.first_read = self._come.set, self._come.wait
+
+    @property
+    def ring(self):
+        if not self._come.is_set():
+            raise KeysNotReadError("keys.yaml: there is none")
+        return Keys.ring
 
 
 class Ingress(SlackServeIngress):
@@ -20,18 +41,34 @@ class Ingress(SlackServeIngress):
 
 
 @pytest.fixture
-async def client(monkeypatch):
+def make(monkeypatch):
     def made(ingress, endpoint_map, app):
         for name, route in endpoint_map.items():
             route(app)(getattr(ingress, name))
         return app
 
     monkeypatch.setattr(routes, "make_fastapi_ingress", made)
-    app = routes.make_ingress(Ingress(), Keys(), LimitsConfig())
+    return lambda keys: routes.make_ingress(Ingress(), keys, LimitsConfig())
+
+
+@pytest.fixture
+async def client(make):
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://inside", follow_redirects=False
+        transport=httpx.ASGITransport(make(Keys())), base_url="http://inside", follow_redirects=False
     ) as client:
         yield client
+
+
+async def test_an_ingress_has_started_once_its_keys_were_read(make):
+    """Until then Serve takes none of its predecessors away."""
+    keys = LateKeys()
+    app = make(keys)
+    async with contextlib.AsyncExitStack() as stack:
+        start = asyncio.create_task(stack.enter_async_context(app.router.lifespan_context(app)))
+        await asyncio.sleep(0.05)
+        assert not start.done()
+        keys.come()
+        await asyncio.wait_for(start, 1)
 
 
 @pytest.mark.parametrize(
