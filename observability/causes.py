@@ -95,6 +95,16 @@ def cause_alerts() -> RuleGroup:
                 "No prefill replica of {{ $labels.model }} reports; decode computes the prompts, if it may.",
                 for_="2m",
             ),
+            _lost(
+                "SlackServeDecodeLost",
+                "decode",
+                "No decode replica of {{ $labels.model }} reports: nobody answers its requests.",
+            ),
+            _lost(
+                "SlackServeIngressLost",
+                "ingress",
+                "No ingress of {{ $labels.model }} reports: no request reaches it, and none is judged.",
+            ),
             Alert(
                 "SlackServeManyStops",
                 f"60 * {rate(PREEMPTIONS, '5m', 'replica')} > {MAX_STOPS_PER_MIN}",
@@ -162,4 +172,21 @@ def cause_alerts() -> RuleGroup:
                 for_="15m",
             ),
         ),
+    )
+
+
+def _lost(name: str, role: str, summary: str) -> Alert:
+    """Nobody is left of a role without which nothing is answered, and of which there was somebody.
+
+    In a deployment that comes up there is nobody yet, for as long as a model takes to load.
+    """
+    reporting = select(SUBSCRIBERS, role=role)
+    # Of all monitors: one that is replaced has the series of another process.
+    of_each = "max by (model, ray_io_cluster)"
+    return Alert(
+        name,
+        f"{of_each} ({reporting}) == 0\nand {of_each} (max_over_time({reporting}[1d])) > 0",
+        Severity.PAGE,
+        summary,
+        for_="2m",
     )

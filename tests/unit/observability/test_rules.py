@@ -181,6 +181,54 @@ def test_a_cluster_that_comes_up_beside_another_has_not_lost_its_prefill(tmp_pat
     check(tmp_path, "1m", reporting(), "SlackServePrefillLost", {58: 1})
 
 
+LOST = {"SlackServeDecodeLost": "decode", "SlackServeIngressLost": "ingress"}
+
+
+def subscribers(role, values, **labels):
+    """The series of a role's processes that report."""
+    of = "".join(f',{name}="{value}"' for name, value in labels.items())
+    return {f'slackserve_monitor_subscribers{{model="m",role="{role}"{of}}}': values}
+
+
+@needs_promtool
+@pytest.mark.parametrize("alert", LOST)
+@pytest.mark.parametrize("others", ["1+0x119", "1+0x59 0+0x59"])
+def test_without_a_role_that_every_request_needs_somebody_is_told_until_it_is_back(alert, others, tmp_path):
+    """Whether or not the others are there."""
+    role = LOST[alert]
+    series = {
+        **subscribers("prefill", others),
+        **subscribers("router", "1+0x119"),
+        **subscribers("ingress" if role == "decode" else "decode", "1+0x119"),
+        **subscribers(role, "2+0x29 1+0x29 0+0x29 1+0x29"),
+    }
+    check(tmp_path, "1m", series, alert, {59: 0, 61: 0, 63: 1, 88: 1, 92: 0, 118: 0})
+
+
+@needs_promtool
+@pytest.mark.parametrize("alert", LOST)
+def test_a_cluster_that_comes_up_has_lost_nothing(alert, tmp_path):
+    """Also beside another one, whose replicas still serve."""
+    role = LOST[alert]
+    series = {
+        **subscribers(role, "1+0x59", ray_io_cluster="old"),
+        **subscribers(role, "0+0x59", ray_io_cluster="new"),
+        **subscribers("router", "1+0x59", ray_io_cluster="new"),
+    }
+    check(tmp_path, "1m", series, alert, dict.fromkeys(range(60), 0))
+
+
+@needs_promtool
+@pytest.mark.parametrize("alert", LOST)
+def test_a_monitor_that_is_replaced_meanwhile_does_not_end_the_alert(alert, tmp_path):
+    role = LOST[alert]
+    series = {
+        **subscribers(role, "1+0x29 0+0x9", instance="a"),
+        **subscribers(role, "_x40 0+0x59", instance="b"),
+    }
+    check(tmp_path, "1m", series, alert, {29: 0, 35: 1, 43: 1, 90: 1})
+
+
 @needs_promtool
 @pytest.mark.parametrize("by", ["swap", "reprefill", "recompute"])
 def test_memory_that_decode_takes_under_pressure_is_told_as_vllms_own_is_and_once(by, tmp_path):
@@ -452,7 +500,7 @@ def test_what_is_left_of_a_budget_is_by_the_target_of_that_model(tmp_path):
 
 
 def test_every_alert_is_tried():
-    tried = {*CAUSES, "SlackServeSliAbsent", "SlackServeTopTierLow", *(it.name for it in BURN_ALERTS)}
+    tried = {*CAUSES, *LOST, "SlackServeSliAbsent", "SlackServeTopTierLow", *(it.name for it in BURN_ALERTS)}
     assert {rule["alert"] for rule in ALERTS} == tried
 
 
