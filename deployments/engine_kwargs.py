@@ -85,6 +85,8 @@ _OF_THE_MODEL: Final = (
 NIXL's handshake compares dtypes, backends and sizes, and every pull fails where they differ; of the others it
 knows nothing, and decode would go on from another model's KV cache.
 """
+_KV_MEMORY: Final = ("gpu_memory_utilization", "kv_cache_memory_bytes")
+"""What vLLM takes from the environment on CPU, where `kv_cache_gib` sets it."""
 _MADE_UP: Final = "dummy"
 """The one `load_format` that gives other weights than are there."""
 
@@ -109,6 +111,9 @@ def check_engine_kwargs(config: SlackServeConfig) -> None:
                 raise ConfigError(msg)
         if (problem := refusal(getattr(config, section).engine_kwargs)) is not None:
             raise ConfigError(f"{section}.engine_kwargs: {problem}")
+        for key in _KV_MEMORY if config.accelerator == "cpu" else ():
+            if key in getattr(config, section).engine_kwargs:
+                raise ConfigError(f"{section}.engine_kwargs: {key!r} has no effect on cpu; use kv_cache_gib")
     if (problem := refusal({"dtype": config.dtype})) is not None:
         raise ConfigError(f"dtype: {problem}")
     _refuse_differences(config.prefill.engine_kwargs, config.decode.engine_kwargs)

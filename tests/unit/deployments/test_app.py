@@ -81,6 +81,14 @@ def build():
             "prefill.engine_kwargs: gpu_memory_utilization: Input should be less than or equal to 1",
         ),
         (
+            {"decode": {"engine_kwargs": {"kv_cache_memory_bytes": 1 << 28}}},
+            "decode.engine_kwargs: 'kv_cache_memory_bytes' has no effect on cpu; use kv_cache_gib",
+        ),
+        (
+            {"prefill": {"engine_kwargs": {"gpu_memory_utilization": 0.5}}},
+            "prefill.engine_kwargs: 'gpu_memory_utilization' has no effect on cpu; use kv_cache_gib",
+        ),
+        (
             {"decode": {"engine_kwargs": {"enable_auto_tool_choice": True}}},
             "decode.engine_kwargs: enable_auto_tool_choice needs a tool_call_parser",
         ),
