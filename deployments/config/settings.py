@@ -116,7 +116,7 @@ class SlackServeConfig(Section):
     max_model_len: Annotated[int, Field(ge=64)] | None = Field(
         None, description="Longest prompt plus output, tokens; by default what the model allows."
     )
-    kv_cache_gib: Annotated[int, Field(ge=1)] = Field(1, description="KV cache per replica on cpu, GiB.")
+    kv_cache_gib: Annotated[int, Field(ge=1)] = Field(1, description="KV cache per worker on cpu, GiB.")
     host: Address = "127.0.0.1"
     port: Port = 8000
     tls: TLSConfig | None = Field(None, description="Serve HTTPS on the port; none serves plain HTTP.")
