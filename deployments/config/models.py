@@ -25,6 +25,15 @@ def _no_dashes(name: str) -> str:
 ModelName = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$"), AfterValidator(_no_dashes)
 ]
+
+
+def _no_blanks(name: str) -> str:
+    if not name or name != name.strip():
+        raise ValueError("give a name without blanks around it, or leave it out")
+    return name
+
+
+GivenName = Annotated[str, AfterValidator(_no_blanks)]
 PORTS_APART: Final = 100
 """The side channels of a model begin so many ports after those of the one before it."""
 

@@ -18,7 +18,7 @@ from deployments.config.degraded import DegradedConfig
 from deployments.config.keys import KeyConfig, KeySource, in_the_open, unknown_tier
 from deployments.config.limits import LimitsConfig
 from deployments.config.lora import LoraConfig
-from deployments.config.models import ModelName, ModelSection
+from deployments.config.models import GivenName, ModelName, ModelSection
 from deployments.config.monitor import MonitorConfig
 from deployments.config.preemption import PreemptionConfig
 from deployments.config.pressure import PressureConfig
@@ -104,7 +104,7 @@ class SlackServeConfig(Section):
     model: str | None = Field(
         None, description="Hugging Face id or directory; none serves the embedded SmolLM2-135M-Instruct."
     )
-    model_name: str | None = Field(None, description="What clients call the model; by default its id.")
+    model_name: GivenName | None = Field(None, description="What clients call the model; by default its id.")
     models: dict[ModelName, ModelSection] = Field(
         default_factory=dict,
         max_length=16,

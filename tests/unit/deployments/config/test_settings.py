@@ -164,6 +164,8 @@ def test_defaults_are_the_documented_tiers():
         ({"pressure": {"drop_after_s": 60}}, "pressure", "drop_after_s goes with enabled: true"),
         ({"pressure": {"reprefill": True}}, "pressure", "reprefill goes with enabled: true"),
         ({"pressure": {"swap_gib": 1}}, "pressure", "swap_gib goes with enabled: true"),
+        ({"model_name": ""}, "model_name", "give a name without blanks around it, or leave it out"),
+        ({"model_name": " a b\n"}, "model_name", "give a name without blanks around it, or leave it out"),
         ({"accelerator": "cuda", "kv_cache_gib": 4}, "kv_cache_gib", "goes with accelerator: cpu"),
         (
             {"preemption": {"compiled": True}, "prefill": {"engine_kwargs": {"enforce_eager": True}}},
