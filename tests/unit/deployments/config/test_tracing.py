@@ -9,7 +9,6 @@ from telemetry.tracing import USUAL_RATIO, TracingOptions
 
 def test_nothing_is_traced_unless_it_is_said_where_to():
     assert parse({}).tracing.options() is None
-    assert parse({"tracing": {"ratio": 1}}).tracing.options() is None
 
 
 def test_every_key_reaches_the_processes():
@@ -20,7 +19,19 @@ def test_every_key_reaches_the_processes():
 @pytest.mark.parametrize(
     ("values", "key", "hint"),
     [
-        ({"endpoint": "collector:4317"}, "tracing.endpoint", "give a URL, as http://collector:4317"),
+        *(
+            ({"endpoint": endpoint}, "tracing.endpoint", "give a URL, as http://collector:4317")
+            for endpoint in (
+                "collector:4317",
+                "http://",
+                "http://collector",
+                "http://collector:0",
+                "http://collector:99999",
+                "https://:4317",
+                "http://[::1",
+            )
+        ),
+        ({"ratio": 0.5}, "tracing", "ratio goes with endpoint; where that is in the environment"),
         ({"ratio": 1.5}, "tracing.ratio", "less than or equal to 1"),
         ({"raito": 0.1}, "tracing: unknown key 'raito'", "did you mean 'ratio'?"),
     ],
@@ -30,6 +41,12 @@ def test_what_cannot_work_is_refused_by_name(values, key, hint):
         parse({"tracing": values})
     assert key in str(caught.value)
     assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize("endpoint", ["https://collector", "http://[::1]:4317", "http://10.0.0.1:4317/"])
+def test_a_host_with_its_port_is_taken(endpoint):
+    options = parse({"tracing": {"endpoint": endpoint}}).tracing.options()
+    assert options == TracingOptions(endpoint, USUAL_RATIO)
 
 
 def test_a_cluster_says_it_in_the_environment_that_serve_traces_with(monkeypatch):
