@@ -67,7 +67,8 @@ def cause_alerts() -> RuleGroup:
                 "SlackServeMonitorLost",
                 f"max by (deployment) ({exported(MONITOR_LOST)}) > 0",
                 Severity.TICKET,
-                "{{ $labels.deployment }} does not reach the SLO monitor and keeps its last policy.",
+                "{{ $labels.deployment }} does not reach the SLO monitor and goes by what is configured: it "
+                "sheds and corrects nothing.",
                 for_="2m",
             ),
             Alert(

@@ -250,7 +250,8 @@ API_KEYS_UNREAD: Final = _gauge(
 )
 MONITOR_LOST: Final = _gauge(
     "slackserve_monitor_lost", "ratio",
-    "1 while a process does not reach the SLO monitor and keeps the last policy, else 0.", "model",
+    "1 while a process does not reach the SLO monitor, whose policy holds for a minute then, else 0.",
+    "model",
 )  # fmt: skip
 POLICY_APPLIED: Final = _gauge(
     "slackserve_policy_applied", "version",
