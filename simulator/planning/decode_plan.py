@@ -17,6 +17,7 @@ from simulator.cost.decode_steps import INSTANT_DECODE
 from simulator.fleet.fleet import simulate
 from simulator.fleet.outcome import FleetRun
 from simulator.fleet.setup import DecodeMemory, FleetSetup
+from simulator.planning.steady_decode import bears
 from simulator.replica.hardware import Hardware
 from simulator.replica.job import Job
 from simulator.replica.loop import EventLoop
@@ -56,7 +57,11 @@ def max_replicas(load: float) -> int:
 def min_decode_replicas(
     setup: FleetSetup, arrivals: Sequence[Arrival], rate_rps: float, target: float
 ) -> int | None:
-    """The fewest decode replicas that are enough if every prefill takes what it takes alone."""
+    """The fewest decode replicas that are enough if every prefill takes what it takes alone.
+
+    Answers may take longer than the stream, so that it ends before the tier is as full as it gets: that they
+    bear the load for as long as it lasts is told by arithmetic.
+    """
     if setup.decode == INSTANT_DECODE:
         return 1
     alone = replace(setup, arm=ALONE, setting={}, prefill_replicas=1, placement="round_robin")
@@ -64,8 +69,11 @@ def min_decode_replicas(
     load = decode_load(setup, arrivals, rate_rps)
 
     def is_enough(replicas: int) -> bool:
-        if setup.decode_memory is not DecodeMemory.RESERVED and replicas < load:
-            return False  # those that may wait would wait for ever longer
+        if setup.decode_memory is not DecodeMemory.RESERVED:
+            if replicas < load:
+                return False  # those that may wait would wait for ever longer
+        elif not bears(setup, arrivals, rate_rps / replicas, target):
+            return False
         return decodes(simulate(replace(alone, decode_replicas=replicas), arrivals), setup, target)
 
     return min_replicas(is_enough, load)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 from simulated_fleet import DECODE, MIX, fleet
 
 from simulator.cost.decode_steps import INSTANT_DECODE, DecodeModel
+from simulator.fleet.fleet import simulate
 from simulator.fleet.setup import FleetSetup
-from simulator.planning.decode_plan import max_replicas, min_replicas
+from simulator.planning.decode_plan import ALONE, decodes, max_replicas, min_decode_replicas, min_replicas
 from simulator.planning.plan import PlannedLoad, plan
 from simulator.report.plots import capacity_plot
 from simulator.workload.arrivals import Kind, LengthClass, Mix, Trace
@@ -109,6 +111,20 @@ def test_decode_replicas_keep_the_pace():
         fleet(decode=DecodeModel(0.05, 0.0, 0.0, 0.0, kv_tokens=1 << 30)), PlannedLoad(mix, 8.0, 100)
     )
     assert never.decode_replicas is None
+
+
+@pytest.mark.parametrize(
+    ("kv_tokens", "tier", "rate_rps", "requests"), [(60_000, BACKGROUND, 1.0, 60), (None, PREMIUM, 3.0, 120)]
+)
+def test_decode_replicas_are_enough_although_answers_take_longer_than_the_stream(
+    kv_tokens, tier, rate_rps, requests
+):
+    """The first answers all find room, and read little: what is planned from a minute also bears six."""
+    mix = Mix({"only": Kind(1.0, 700, None, tier, output_tokens=3000)})
+    setup = fleet(decode=DECODE if kv_tokens is None else replace(DECODE, kv_tokens=kv_tokens))
+    planned = min_decode_replicas(setup, mix.stream(rate_rps, requests, 1), rate_rps, 0.95)
+    alone = replace(setup, arm=ALONE, setting={}, placement="round_robin", decode_replicas=planned)
+    assert decodes(simulate(alone, mix.stream(rate_rps, 6 * requests, 1)), setup, 0.95)
 
 
 def test_decode_replicas_have_room():
