@@ -170,6 +170,20 @@ async def test_what_takes_too_much_is_refused_and_the_next_one_served(check):
 
 
 @pytest.mark.slow
+async def test_what_takes_too_much_memory_is_refused(tokenizer):
+    """xgrammar says so with an error of its own, and long before the time is over."""
+    wide = StructuredOutputsParams(grammar="root ::= " + " | ".join(f'"{n:06d}"' for n in range(30000)))
+    check = GrammarCheck(GrammarLimits(timeout_s=30, max_mib=4), tokenizer, len(tokenizer))
+    try:
+        for params in GOOD + INVALID:
+            await check.check(params)
+        with pytest.raises(VLLMValidationError, match=r"limits.max_grammar_mib 4 MiB"):
+            await check.check(wide)
+    finally:
+        await check.close()
+
+
+@pytest.mark.slow
 async def test_a_client_that_leaves_changes_no_others_verdict(check):
     await check.check(GOOD[0])
     asking = asyncio.create_task(check.check(SLOW[0]))
