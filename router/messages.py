@@ -46,6 +46,7 @@ class PlacementRequested(Message):
         only_decode: Whether only decode can compute them, so that they are no work of the prefill tier.
         avoided_replicas: Prefill replicas that it is placed on only if there is no other.
         answered_tokens: Tokens of its answer that are prefilled with its prompt, as it goes on after a loss.
+        explicit_e2e: Whether the client itself named the budget for the whole answer.
     """
 
     job_id: JobId
@@ -73,6 +74,7 @@ class PlacementRequested(Message):
     only_decode: bool = False
     avoided_replicas: tuple[ReplicaId, ...] = ()
     answered_tokens: int = 0
+    explicit_e2e: bool = False
 
     @property
     def party(self) -> Party:

@@ -72,6 +72,7 @@ class Terms:
         promised_s: What it was promised for that; None for nothing.
         deadline_s: When its prefill must end, infinite for never.
         latest_s: When its prefill must end lest it be rejected; infinite when it never is.
+        held_to_s: The budget for its first token that a rejection names.
         unattainable: See `router.messages.Placed`.
     """
 
@@ -80,6 +81,7 @@ class Terms:
     promised_s: float | None = None
     deadline_s: float = NO_DEADLINE
     latest_s: float = NO_DEADLINE
+    held_to_s: float | None = None
     unattainable: tuple[ObjectiveName, ...] = ()
 
     def slack_s(self, predicted_s: float) -> float:
@@ -156,12 +158,15 @@ class Promises:
         promised_s = objective.promised_ttft_s(alone.prefill_s)
         path_s = self.path_s(request, handoff_s)
         deadline_s = latest_s = arrived_s + budget_s - path_s
+        held_to_s = budget_s
         if request.however_late or not self._policies[objective.tier].sheddable:
             latest_s = NO_DEADLINE
         elif not request.explicit_deadline:
-            allowed_s = self._stretch * (alone.prefill_s + path_s)
-            latest_s = arrived_s + max(budget_s, allowed_s) - path_s
-        return Terms(arrived_s, budget_s, promised_s, deadline_s, latest_s, unattainable)
+            allowed_s = max(budget_s, self._stretch * (alone.prefill_s + path_s))
+            if request.explicit_e2e and objective.e2e_s is not None and objective.e2e_s < allowed_s:
+                allowed_s = held_to_s = objective.e2e_s
+            latest_s = arrived_s + allowed_s - path_s
+        return Terms(arrived_s, budget_s, promised_s, deadline_s, latest_s, held_to_s, unattainable)
 
     def unattainable(self, inquiry: Inquiry) -> tuple[ObjectiveName, ...]:
         """The objectives that a request misses on an idle fleet; none while no prefill replica is known."""

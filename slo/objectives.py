@@ -138,10 +138,13 @@ class Objective:
     def budget_header(self, budget_s: float) -> str:
         """The header that would lengthen a budget for the first token of `budget_s`.
 
-        Of a multiple of the prefill time, which the router alone has worked out, it is the first token's.
+        Of a multiple of the prefill time, which the router alone has worked out, it is the first token's; of
+        the whole answer's budget, all of it, that one's.
         """
         is_of_ttft = self.ttft_scale is not None or (self.ttft_s is not None and self.ttft_s <= budget_s)
-        return TTFT_HEADER if is_of_ttft or self.e2e_s is None else E2E_HEADER
+        if self.e2e_s is None or (is_of_ttft and budget_s != self.e2e_s):
+            return TTFT_HEADER
+        return E2E_HEADER
 
 
 def resolve(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from deployments.http import request_fields
 from deployments.http.placing.prefix_hashes import prefix_hashes
 from router.messages import Placed, PlacementReason, PlacementRequested
-from slo.objectives import TTFT_HEADERS, Objective
+from slo.objectives import E2E_HEADER, TTFT_HEADERS, Objective
 from slo.request import JobId, RequestContext
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class Asked:
             output_tokens=output_tokens,
             prompts=request_fields.prompts(body),
             only_decode=request_fields.only_decode(body),
+            explicit_e2e=any(name == E2E_HEADER for name, _ in state.headers),
         )
         return cls(body, placement, arrived_s)
 

@@ -6,7 +6,7 @@ import pytest
 from small_router import core, placed_again, report, request, runs
 
 from router.messages import Answered, JobEnded, Placed, PlacementReason, PlacementRequested
-from slo.errors import Rejected
+from slo.errors import Rejected, RejectionReason
 from slo.objectives import Objective
 from slo.reports import DecodeReported
 from slo.request import JobId, ReplicaId
@@ -146,6 +146,20 @@ def test_a_tiers_own_objective_does_not_forbid_long_prompts():
     assert isinstance(router.place(request(2, 20_000, explicit=True), 0.0), Rejected)
     behind = router.place(request(3, 19_000), 0.0)
     assert isinstance(behind, Rejected), "but it does not queue behind twice its own time"
+
+
+def test_a_clients_own_end_to_end_objective_forbids_a_prompt_that_takes_longer():
+    router = core(prefill=1)
+    named = {"ttft_s": 2.0, "output_tokens": 8}
+    assert isinstance(router.place(replace(ends_in(5.0, 1, **named), prompt_tokens=8000), 0.0), Placed)
+    router.job_ended(JobEnded(JobId("e2e-1")), 0.0)
+    own = replace(ends_in(5.0, 2, **named), explicit_e2e=True)
+    refused = router.place(replace(own, prompt_tokens=8000), 0.0)
+    assert isinstance(refused, Rejected)
+    assert refused.reason is RejectionReason.DEADLINE_INFEASIBLE
+    assert own.objective.budget_header(refused.ttft_budget_s) == "x-slo-e2e-ms", "not the tier's own 2 s"
+    assert (refused.ttft_budget_s, refused.predicted_ttft_s) == (5.0, pytest.approx(8.1))
+    assert isinstance(router.place(replace(own, prompt_tokens=4000), 0.0), Placed), "late only for its tier"
 
 
 def test_a_budget_partly_spent_counts_from_arrival():

@@ -20,7 +20,7 @@ from slo.admission.rules import AdmissionRequest, AdmissionRules
 from slo.admission.tenant_limits import NO_USAGE, TenantGates, TenantLimit, Usage
 from slo.admission.tenants import ANONYMOUS
 from slo.errors import Rejected, RejectionReason
-from slo.objectives import TTFT_HEADER, Objective
+from slo.objectives import E2E_HEADER, TTFT_HEADER, Objective
 from slo.outcomes import Outcome
 from slo.request import JobId, ReplicaId
 from slo.tiers import DEFAULT_TIERS, PREMIUM, STANDARD, ObjectiveName
@@ -49,7 +49,9 @@ class Instruments:
 class Admission:
     """One request, from what the router answers on; it is the router as well."""
 
-    def __init__(self, decision, *, limit=None, objective=OBJECTIVE, **body):
+    def __init__(
+        self, decision, *, limit=None, objective=OBJECTIVE, headers=((TTFT_HEADER, "3000"),), **body
+    ):
         self.decision = decision
         self.told, self.ended = [], []
         arrived_s = time.monotonic() - 0.25
@@ -63,7 +65,7 @@ class Admission:
         )
         self.body = CompletionRequest(model="tiny", **{"prompt": [1, 2, 3], "stream": True, **body})
         tenant = replace(ANONYMOUS, limit=limit or ANONYMOUS.limit)
-        state = State({"headers": [(TTFT_HEADER, "3000")], "tenant": tenant})
+        state = State({"headers": headers, "tenant": tenant})
         self.asked = Asked.of(self.body, state, objective, JobId("j"), arrived_s, output_tokens=40)
 
     async def place(self, placement):
@@ -85,6 +87,8 @@ def test_the_router_is_asked_for_what_was_read():
     assert (placement.prompt_tokens, placement.answers_per_prompt, placement.output_tokens) == (3, 2, 40)
     assert (placement.prompts, placement.answers) == (1, 2)
     assert placement.explicit_deadline
+    assert not placement.explicit_e2e
+    assert Admission(HERE, headers=[(E2E_HEADER, "9000")]).asked.placement.explicit_e2e
     assert placement.elapsed_s == pytest.approx(0.25, abs=0.1)
 
 
