@@ -104,7 +104,8 @@ def cost_model(shape: ModelShape, chip: Chip, tensor_parallel: int) -> CostModel
 def calibrated_cost_model(shape: ModelShape, predictor: PrefillPredictor) -> CostModel:
     """Times of prefill passes from a measured curve, its linear part spread over operators as on an A100.
 
-    Attention takes what the curve says of pairs; all-reduces and host time are in the linear part.
+    Attention takes what the curve says of pairs; all-reduces and host time are in the linear part. No pass
+    takes less than the curve's floor.
     """
     at = 2048
     parts = {name: line(at) for name, line in scaled(LLAMA_3_8B_A100, LLAMA_3_8B, shape).items()}
@@ -120,7 +121,7 @@ def calibrated_cost_model(shape: ModelShape, predictor: PrefillPredictor) -> Cos
     flops = 4 * shape.head_dim * shape.heads * shape.layers
     peak_flops = flops / predictor.per_pair_s if predictor.per_pair_s > 0 else float("inf")
     measured = Accelerator(peak_flops, 1.0, link_bytes_ps=float("inf"), link_latency_s=0.0)
-    return CostModel(shape, operators, measured, step_s=0.0)
+    return CostModel(shape, operators, measured, step_s=0.0, launch_s=predictor.floor_s)
 
 
 def decode_model(

@@ -130,7 +130,8 @@ class CostModel:
         segment_tokens: An MLP of fewer tokens per segment is not cut.
         step_s: Host time per pass that the device does not work: scheduling, preparing inputs, sampling.
         check_s: Time that a boundary adds to the pass although nobody stops.
-        launch_s: What the host takes to launch the kernels of an eager pass; the device waits for it.
+        launch_s: What no pass takes less than: the device waits for the host to launch an eager pass, or it
+            was measured.
     """
 
     shape: ModelShape

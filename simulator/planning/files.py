@@ -177,7 +177,7 @@ class FleetConfig(Section):
             link=self._link(),
             tiers=tiers,
             placement=self.placement,
-            handoff_s=self.handoff_ms / 1e3,
+            handoff_s=self._handoff_s(),
             admission=AdmissionRules() if self.arm in _ADMITTING else None,
             seed=self.seed,
         )
@@ -206,6 +206,13 @@ class FleetConfig(Section):
         if self.profile is None:
             return False
         return read_profile(self.profile, FleetConfigError).subject.accelerator == "cpu"
+
+    def _handoff_s(self) -> float:
+        """What the file says; else what a profile has measured; else the default."""
+        if self.profile is not None and "handoff_ms" not in self.model_fields_set:
+            measured_s = read_profile(self.profile, FleetConfigError).predictor.handoff_s
+            return measured_s or self.handoff_ms / 1e3
+        return self.handoff_ms / 1e3
 
     def _link(self) -> Link:
         """What the file says; else what a profile has measured; else the default."""

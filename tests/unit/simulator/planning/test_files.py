@@ -125,6 +125,20 @@ def test_a_profile_gives_attention_and_the_link_too(tmp_path):
     assert given.link.bytes_ps == 50e9, "what the file says goes before"
 
 
+def test_a_profile_of_an_accelerator_gives_its_floor_and_the_handoff_too(tmp_path):
+    curve = PrefillPredictor(3e-5, 0.0, handoff_s=0.02, per_pair_s=5e-10, floor_s=0.043)
+    profile = {"format": 4, "about": {"accelerator": "cuda"}, "predictor": asdict(curve)}
+    (tmp_path / "p.json").write_text(json.dumps(profile))
+    values = LEAST | {"profile": str(tmp_path / "p.json")}
+    setup = parse_fleet(values).setup()
+    for tokens, context_tokens in ((1, 0), (64, 0), (8192, 0), (512, 16_000)):
+        passes_s = setup.hardware.cost.prefill_s(tokens, context_tokens)
+        assert passes_s == pytest.approx(curve.prefill_s(tokens, context_tokens))
+    assert setup.hardware.predictor().floor_s == pytest.approx(0.043), "what the replicas reckon with"
+    assert setup.handoff_s == 0.02
+    assert parse_fleet(values | {"handoff_ms": 5}).setup().handoff_s == 0.005
+
+
 def test_a_trace_lies_beside_the_file(tmp_path):
     rows = [{"timestamp": n * 1000, "input_length": 700, "output_length": 20} for n in range(20)]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
