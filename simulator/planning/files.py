@@ -49,6 +49,8 @@ _FEWEST_REQUESTS = 2000
 _SPAN_S = 60.0
 _ADMITTING = frozenset({"slackserve", "slackserve-off", "slackserve-chunked"})
 """Arms behind whose routers requests are refused by the servers' default rules."""
+_REFUSES_ITSELF = "slackserve-admission"
+"""It tells no router whom it has refused, which would wait for their ends for ever."""
 
 
 Ranks = Annotated[int, Field(ge=1, le=64)]
@@ -149,6 +151,15 @@ class FleetConfig(Section):
         None, description="To simulate; by default those of a minute, and at least 2,000."
     )
     seed: int = 1
+
+    @field_validator("arm")
+    @classmethod
+    def _possible_arm(cls, name: str) -> str:
+        if name == _REFUSES_ITSELF:
+            raise ValueError(
+                f"{name} is one replica that refuses requests; in a fleet the router does, with slackserve"
+            )
+        return name
 
     @field_validator("tiers")
     @classmethod

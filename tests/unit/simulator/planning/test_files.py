@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from deployments.calibrate.profile import Calibration, save_profile, sweep, with_handoffs
+from simulator.arms.arms import ARMS
 from simulator.cost.accelerators import A100, kv_tokens
 from simulator.cost.operators import LLAMA_3_8B, LLAMA_3_70B
 from simulator.fleet.fleet import simulate
@@ -166,6 +167,7 @@ def test_a_trace_lies_beside_the_file(tmp_path):
             "decode.accelerator: there is no accelerator 'h10'; did you mean",
         ),
         ({"arm": "slackserv"}, "did you mean 'slackserve'?"),
+        ({"arm": "slackserve-admission"}, "arm: slackserve-admission is one replica that refuses requests"),
         ({"tiers": {"premum": {}}}, "there is no tier 'premum'; did you mean 'premium'?"),
         ({"target": 1}, "target: Input should be less than 1 (given: 1)"),
         ({"rate_rps": 0}, "rate_rps: Input should be greater than 0 (given: 0)"),
@@ -176,6 +178,14 @@ def test_a_trace_lies_beside_the_file(tmp_path):
 )
 def test_what_cannot_be_used_is_named(values, wanted):
     assert wanted in complaint(**values)
+
+
+@pytest.mark.parametrize("arm", sorted(ARMS.keys() - {"slackserve-admission"}))
+def test_every_request_of_an_overloaded_fleet_ends_whatever_the_arm(arm):
+    kinds = {"chat": CHAT | {"mean_tokens": 4000, "tier": "background", "output_tokens": 8}}
+    fleet = parse_fleet({"arm": arm, "rate_rps": 30, "requests": 60, "workload": {"kinds": kinds}})
+    result = simulate(fleet.setup(), fleet.demand().stream())
+    assert None not in {passage.outcome for passage in result.passages}
 
 
 def test_a_model_that_does_not_fit_is_refused():
