@@ -69,6 +69,8 @@ SERVE_ENVIRONMENT = {
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
     # Of the gRPC API: Serve's proxy takes messages of up to 2 GiB otherwise, before anybody asks for a key.
     "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(64 * 1024**2),
+    # Who fails its health checks answers nobody: Serve would wait `drain_s` for it, and keep its hardware.
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
 }
 QUIET_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",

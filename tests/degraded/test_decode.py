@@ -1,6 +1,7 @@
 """Decode replicas start, drain and fail under load."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -120,3 +121,25 @@ async def test_a_prefill_replica_is_stopped_for_good_and_decode_starts_meanwhile
             await until(replaced, 90, "decode waits for a prefill replica that hangs")
         fault.measured["decode_ready_s"] = round(time.monotonic() - killed_s, 1)
     assert fault.measured["placed_again_s"] <= 3.0
+
+
+async def test_a_process_that_is_stopped_for_good_keeps_its_place_no_longer_than_its_health_is_asked(fleet):
+    """What it was given, another one needs; `drain_s` is for those that have something to finish."""
+    await fleet.until_whole()
+    hanging, *_ = await fleet.fresh("decode")
+    processes = fleet.processes("decode", hanging)
+    processes[0].suspend()
+
+    async def ended():
+        return not any(map(lives, processes))
+
+    ended_s = await until(ended, 75, "a process that answers nobody is waited for")
+    tell("decode replica stopped for good", ended_s=ended_s, drain_s=100)
+    await fleet.until_whole()
+    await fleet.until_at_rest()
+
+
+def lives(process):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False

@@ -2,14 +2,17 @@
 
 import io
 import json
+import os
 import shlex
+import subprocess
+import sys
 
 import pytest
 from certificates import self_signed
 from rich.console import Console
 from typer.testing import CliRunner
 
-from deployments.cli import announce, app, example, preparation_progress
+from deployments.cli import SERVE_ENVIRONMENT, announce, app, example, preparation_progress
 from deployments.config import ConfigError
 from deployments.config.settings import parse
 from deployments.local import leaving
@@ -87,3 +90,12 @@ class TestAnnounce:
 
         monkeypatch.setenv("SSL_CERT_FILE", str(made.certificate))
         assert "--cacert" not in words_of("https://127.0.0.1:8000", tls=tls)
+
+
+def test_serve_waits_for_nobody_that_fails_its_health_checks():
+    """Its own reading of the variable: such a replica finishes nothing, and another needs its hardware."""
+    asked = "from ray.serve._private.deployment_state import DeploymentState as it"
+    command = [sys.executable, "-c", f"{asked}; print(it.FORCE_STOP_UNHEALTHY_REPLICAS)"]
+    environment = os.environ | SERVE_ENVIRONMENT
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert answer.stdout.split()[-1] == "True"
