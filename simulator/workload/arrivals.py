@@ -181,8 +181,13 @@ class Trace:
             )
 
     def stream(self, rate_rps: float, count: int, seed: int) -> list[Arrival]:
-        """As `Mix.stream`; `seed` chooses where in the recording the stream begins, and it wraps around."""
+        """As `Mix.stream`; `seed` chooses where in the recording the stream begins, and it wraps around.
+
+        In each further round the prompts are other text, and share blocks with each other only.
+        """
         records = self._offered()
+        hashes = [block for *_, blocks in records for block in blocks] or [0]
+        renamed = max(hashes) - min(hashes) + 1
         span_s = records[-1][0] - records[0][0]
         stretch = len(records) / span_s / rate_rps
         start = random.Random(seed).randrange(len(records))  # noqa: S311 - reproducible, not secret
@@ -191,6 +196,7 @@ class Trace:
             lap, index = divmod(start + number, len(records))
             time_s, tokens, output, blocks = records[index]
             at_s = (lap * span_s + time_s - records[start][0]) * stretch
+            blocks = tuple(block + number // len(records) * renamed for block in blocks)
             taken = next(item for item in self.classes if tokens <= item.max_prompt_tokens)
             arrival = self.fit(
                 Arrival(number, at_s, taken.kind, tokens, output, taken.ttft_s, taken.tier, blocks)

@@ -98,6 +98,18 @@ def test_a_trace_is_stretched_to_the_rate_and_goes_round():
     assert stream[0].at_s == 0.0
 
 
+def test_a_round_of_a_trace_shares_blocks_as_it_was_recorded_and_none_with_the_round_before():
+    """Else every prompt of the second round would be in the prefix cache."""
+    first, second = (trace().stream(4.0, 8, 1)[part] for part in (slice(4), slice(4, 8)))
+    for arrivals in (first, second):
+        blocks = {arrival.tokens: arrival.blocks for arrival in arrivals}
+        assert blocks[5000][0] == blocks[100][0] != blocks[500][0]
+        assert [len(blocks[tokens]) for tokens in (100, 5000, 90_000, 500)] == [1, 2, 0, 1]
+    assert not {block for a in first for block in a.blocks} & {block for a in second for block in a.blocks}
+    recorded = {tokens: blocks for _, tokens, _, blocks in RECORDS}
+    assert all(arrival.blocks == recorded[arrival.tokens] for arrival in first)
+
+
 def test_a_prompt_has_the_objective_of_its_length_but_at_least_twice_its_own_time():
     by_tokens = {a.tokens: a for a in trace().stream(1.0, 4, 1)}
     assert (by_tokens[100].kind, by_tokens[100].ttft_s) == ("text", 0.25)
