@@ -21,6 +21,7 @@ from ray.serve.llm.deployment import PDDecodeServer
 from decode_node import rendering
 from decode_node.answering import Answering, Arrived
 from decode_node.answers import error_response
+from decode_node.grammars.backends import backend_of
 from decode_node.grammars.check import DEFAULT_LIMITS, GrammarCheck, GrammarLimits
 from decode_node.handoff_probe import measure_handoff
 from decode_node.handshakes import Handshakes
@@ -186,9 +187,12 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._orchestrator.stand_before(client)
         engine_limits.stand_before(client)
         rendering.stand_before(self.engine, self._orchestrator.rendered)
-        self._grammars = GrammarCheck(
-            node.grammars, client.get_tokenizer(), client.model_config.get_vocab_size()
+        backend = backend_of(
+            client.vllm_config.structured_outputs_config,
+            client.get_tokenizer(),
+            client.model_config.get_vocab_size(),
         )
+        self._grammars = GrammarCheck(node.grammars, backend)
         self._grammars.stand_before(client, self._orchestrator.refuse)
         self._ongoing = 0
         self._places = Places(node.max_ongoing_requests, node.tiers)

@@ -15,6 +15,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 
 from decode_node.carrying import ASYNC_SCHEDULER, PRESSURE_SCHEDULER, SCHEDULER, WORKERS
 from decode_node.engine.setup import DecodeSetup, weights_of
+from decode_node.grammars.backends import CHECKED
 from deployments.config import ConfigError
 from deployments.config.replicas import PoolConfig
 from deployments.config.settings import SlackServeConfig
@@ -26,8 +27,6 @@ from slo.queue.batching import STEP_TOKENS
 
 _GPU_MEMORY: Final = 0.9
 """Part of its share of a GPU that a worker uses; the rest is for what its process takes beside it."""
-_GRAMMARS: Final = "xgrammar"
-"""What vLLM chooses for nearly all, and what `decode_node.grammars.check` compiles with."""
 _PREFILL_WORKERS: Final = {
     "cpu": "prefill_node.worker.cpu.PreemptibleCPUWorker",
     "cuda": "prefill_node.worker.cuda.PreemptibleGPUWorker",
@@ -193,13 +192,23 @@ def _grammars(pool: PoolConfig) -> StructuredOutputsConfig:
     """How grammars are kept to. By itself vLLM takes for all what the first request with one needs.
 
     Raises:
-        ConfigError: What is configured is not vLLM's.
+        ConfigError: What is configured is not vLLM's, or compiles what nobody can have compiled before.
     """
     given = pool.engine_kwargs.get("structured_outputs_config") or {}
+    field = "decode.engine_kwargs: structured_outputs_config"
+    default, *others = CHECKED
     try:
-        return StructuredOutputsConfig(**{"backend": _GRAMMARS, **given})
+        grammars = StructuredOutputsConfig(**{"backend": default, **given})
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"decode.engine_kwargs: structured_outputs_config: {error}") from None
+        raise ConfigError(f"{field}: {error}") from None
+    if grammars.backend not in CHECKED:
+        msg = (
+            f"{field}: backend: {grammars.backend!r} compiles grammars that are not held against "
+            f"limits.grammar_timeout_s and limits.max_grammar_mib before; set it to {default!r}, the "
+            f"default, or to {' or '.join(map(repr, others))}"
+        )
+        raise ConfigError(msg)
+    return grammars
 
 
 def _is_a_step_ahead(config: SlackServeConfig, pool: PoolConfig) -> bool:

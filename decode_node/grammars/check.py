@@ -1,7 +1,8 @@
 """Holds what an answer must conform to against limits of time and memory, before it reaches an engine.
 
 A short grammar can take minutes and gigabytes to compile, and an engine that compiles it serves nobody
-meanwhile, or dies. So it is compiled first in a fork of a child process, one at a time, for tenants in turn.
+meanwhile, or dies. So it is compiled first, with what the engine compiles it with, in a fork of a child
+process, one at a time, for tenants in turn.
 The child starts with the first request that has a grammar; verdicts are kept. What is wrong with a grammar is
 vLLM's to say.
 """
@@ -11,24 +12,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import json
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import xgrammar
 from vllm.exceptions import VLLMServerError, VLLMValidationError
-from vllm.utils.mistral import is_mistral_tokenizer
+from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 from vllm.v1.structured_output.request import get_structured_output_key
-from vllm.v1.structured_output.utils import (
-    choice_as_grammar,
-    convert_lark_to_ebnf,
-    grammar_is_likely_lark,
-)
 
 from decode_node.answers import error_response
+from decode_node.grammars.backends import GrammarBackend
 from decode_node.grammars.child_process import Child
 from decode_node.grammars.turns import TurnsOfTenants
 from slo.errors import TOO_MANY_GRAMMARS
@@ -96,14 +91,12 @@ class GrammarCheck:
 
     Args:
         limits: How much that is.
-        tokenizer: The engine's; masks are made for its vocabulary.
-        vocab_size: The model's.
+        backend: What the engine compiles with.
     """
 
-    def __init__(self, limits: GrammarLimits, tokenizer: Any, vocab_size: int) -> None:
+    def __init__(self, limits: GrammarLimits, backend: GrammarBackend) -> None:
         self._limits = limits
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
+        self._backend = backend
         self._verdicts: OrderedDict[bytes, bool] = OrderedDict()  # by digest: texts may be large
         self._silences: OrderedDict[bytes, int] = OrderedDict()  # in a row, of those without a verdict
         self._pending: dict[tuple[str, bytes], _Pending] = {}  # by tenant and digest
@@ -146,7 +139,7 @@ class GrammarCheck:
             GrammarNotCheckedError: when nobody knows.
             TooManyGrammarsError: when the tenant has too many others that wait.
         """
-        key = _key(params)
+        key = self._key(params)
         if key is None:
             return
         known = _digest(key)
@@ -163,6 +156,14 @@ class GrammarCheck:
                 f"limits.max_grammar_mib {limits.max_mib} MiB"
             )
             raise VLLMValidationError(message, parameter="structured_outputs")
+
+    def _key(self, params: StructuredOutputsParams) -> tuple[str, str] | None:
+        """The kind and text of a grammar as its backend takes it; None for one that costs nothing."""
+        try:
+            kind, text = get_structured_output_key(params)
+        except ValueError:  # vLLM says so itself
+            return None
+        return None if kind is StructuredOutputOptions.JSON_OBJECT else self._backend.grammar(kind, text)
 
     async def _verdict(self, key: tuple[str, str], tenant: str) -> bool:
         """Whether a grammar compiles within the limits, found out once for all of a tenant who ask.
@@ -238,7 +239,8 @@ class GrammarCheck:
     async def _start(self) -> Child:
         """A child that is ready; one that ends before that is started again."""
         start = {
-            "tokenizer": await asyncio.to_thread(_tokenizer_info, self._tokenizer, self._vocab_size),
+            "backend": self._backend.name,
+            "vocabulary": await asyncio.to_thread(_vocabulary, self._backend),
             "max_s": self._limits.timeout_s,
             "max_bytes": self._limits.max_mib << 20,
         }
@@ -265,45 +267,14 @@ def _digest(key: tuple[str, str]) -> bytes:
     return sha256("\0".join(key).encode()).digest()
 
 
-def _key(params: StructuredOutputsParams) -> tuple[str, str] | None:
-    """The kind and text of a grammar as xgrammar takes it; None for one that costs nothing."""
-    try:
-        kind, text = get_structured_output_key(params)
-    except ValueError:  # vLLM says so itself
-        return None
-    match kind.name.lower():
-        case "json_object":
-            return None
-        case "choice":
-            return "grammar", choice_as_grammar(json.loads(text))
-        case "grammar":
-            with contextlib.suppress(ValueError):
-                if grammar_is_likely_lark(text):
-                    return "grammar", convert_lark_to_ebnf(text)
-            return "grammar", text
-        case name:
-            return name, text
-
-
-def _tokenizer_info(tokenizer: Any, vocab_size: int) -> str:
-    """The vocabulary that masks are made for, as vLLM's xgrammar backend reads it.
+def _vocabulary(backend: GrammarBackend) -> Any:
+    """The vocabulary that masks are made for.
 
     Raises:
-        VLLMValidationError: when xgrammar knows no way to read it, so that nobody knows what a grammar takes.
+        VLLMValidationError: when the backend knows no way to read it: nobody knows what a grammar takes.
     """
     try:
-        if is_mistral_tokenizer(tokenizer):
-            kind = xgrammar.VocabType.RAW if tokenizer.is_tekken else xgrammar.VocabType.BYTE_FALLBACK
-            info = xgrammar.TokenizerInfo(
-                tokenizer.vocab,
-                kind,
-                vocab_size=len(tokenizer.vocab),
-                stop_token_ids=[tokenizer.eos_token_id],
-                add_prefix_space=True,
-            )
-        else:
-            info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size)
-    except (ValueError, AttributeError, TypeError) as error:
+        return backend.vocabulary()
+    except (ValueError, AttributeError, TypeError, RuntimeError) as error:
         message = f"this model's answers cannot be held to anything: its vocabulary cannot be read ({error})"
         raise VLLMValidationError(message, parameter="structured_outputs") from error
-    return str(info.serialize_json())

@@ -1,22 +1,24 @@
 """Compiles grammars in processes that may die of them; see `decode_node.grammars.check`.
 
-Reads the tokenizer and then one grammar after the other from stdin, a JSON value a line, and answers each
-with a line. Each is compiled in a fork, which the kernel's own timer ends when it takes too long. Imports
-nothing of the engine, so that it starts in seconds and is small.
+Reads what to compile with and then one grammar after the other from stdin, a JSON value a line, and answers
+each with a line. Each is compiled in a fork, which the kernel's own timer ends when it takes too long.
+Imports nothing of the engine, so that it starts in seconds and is small.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-import xgrammar
-
+_Compile: TypeAlias = Callable[[str, str], object]
+"""Compiles a grammar of a kind and a text."""
 _NICENESS = 10
 """Engines go first."""
 
@@ -25,8 +27,7 @@ def main() -> None:
     """Serve until stdin ends."""
     os.nice(_NICENESS)
     start = json.loads(sys.stdin.readline())
-    tokenizer = xgrammar.TokenizerInfo.deserialize_json(start["tokenizer"])
-    compiler = xgrammar.GrammarCompiler(tokenizer, max_threads=1, cache_enabled=False)
+    compile_one = _COMPILERS[start["backend"]](start["vocabulary"])
     limit = _data_bytes() + start["max_bytes"]
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -38,7 +39,7 @@ def main() -> None:
             signal.setitimer(
                 signal.ITIMER_PROF, start["max_s"]
             )  # counts computing; nobody catches its signal
-            os._exit(_compiled(compiler, kind, text))
+            os._exit(_compiled(compile_one, kind, text))
         _, status = os.waitpid(pid, 0)
         _say("ok" if status == 0 else "too much")
 
@@ -48,35 +49,85 @@ def _say(word: str) -> None:
     sys.stdout.flush()
 
 
-def _compiled(compiler: Any, kind: str, text: str) -> int:
+def _compiled(compile_one: _Compile, kind: str, text: str) -> int:
     """0 unless memory did not suffice: what is wrong with a grammar vLLM says in its own words."""
     try:
-        _compile(compiler, kind, text)
+        compile_one(kind, text)
     except Exception as error:  # noqa: BLE001 - see above
         # Of memory that C++ does not get xgrammar makes an error of this text, and no MemoryError.
         return int(isinstance(error, MemoryError) or str(error).startswith("std::bad_alloc"))
     return 0
 
 
-def _compile(compiler: Any, kind: str, text: str) -> None:
-    """As vLLM's xgrammar backend does."""
-    match kind:
-        case "json":
-            compiler.compile_json_schema(text)
-        case "regex":
-            compiler.compile_regex(text)
-        case "structural_tag" if "structures" in (tag := json.loads(text)):
-            items = [
-                xgrammar.StructuralTagItem(
-                    begin=each["begin"], schema=json.dumps(each["schema"]), end=each["end"]
-                )
-                for each in tag["structures"]
-            ]
-            compiler.compile_structural_tag(items, tag["triggers"])
-        case "structural_tag":
-            compiler.compile_structural_tag(text)
-        case _:
-            compiler.compile_grammar(text)
+def _xgrammar(vocabulary: str) -> _Compile:
+    """As vLLM's xgrammar backend compiles."""
+    import xgrammar  # noqa: PLC0415 - of the libraries only the one that is needed
+
+    tokenizer = xgrammar.TokenizerInfo.deserialize_json(vocabulary)
+    compiler = xgrammar.GrammarCompiler(tokenizer, max_threads=1, cache_enabled=False)
+
+    def compile_one(kind: str, text: str) -> None:
+        match kind:
+            case "json":
+                compiler.compile_json_schema(text)
+            case "regex":
+                compiler.compile_regex(text)
+            case "structural_tag" if "structures" in (tag := json.loads(text)):
+                items = [
+                    xgrammar.StructuralTagItem(
+                        begin=each["begin"], schema=json.dumps(each["schema"]), end=each["end"]
+                    )
+                    for each in tag["structures"]
+                ]
+                compiler.compile_structural_tag(items, tag["triggers"])
+            case "structural_tag":
+                compiler.compile_structural_tag(text)
+            case _:
+                compiler.compile_grammar(text)
+
+    return compile_one
+
+
+class _Tokens:
+    """A vocabulary as llguidance reads one; what tokenizes texts is not needed."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: list[str], special: list[int], eos: list[int]) -> None:
+        self.tokens = [token.encode("latin-1") for token in tokens]
+        self.special_token_ids = special
+        self.eos_token_id = eos[0]
+
+
+def _guidance(vocabulary: dict[str, Any]) -> _Compile:
+    """As vLLM's guidance backend compiles."""
+    import llguidance  # noqa: PLC0415 - likewise
+
+    wrapped = llguidance.TokenizerWrapper(_Tokens(**vocabulary))
+    tokenizer = llguidance.LLTokenizer(wrapped, eos_token=vocabulary["eos"])
+    return lambda _, text: llguidance.LLMatcher(tokenizer, text)
+
+
+def _outlines(vocabulary: str) -> _Compile:
+    """As vLLM's outlines backend compiles."""
+    import outlines_core  # noqa: PLC0415 - likewise
+
+    known = outlines_core.Vocabulary.from_binary(base64.b64decode(vocabulary))
+
+    def compile_one(kind: str, text: str) -> None:
+        is_schema = kind == "json"
+        outlines_core.Index(
+            outlines_core.json_schema.build_regex_from_schema(text) if is_schema else text, known
+        )
+
+    return compile_one
+
+
+_COMPILERS: dict[str, Callable[[Any], _Compile]] = {
+    "xgrammar": _xgrammar,
+    "guidance": _guidance,
+    "outlines": _outlines,
+}
 
 
 def _data_bytes() -> int:

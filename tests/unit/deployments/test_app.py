@@ -338,6 +338,17 @@ def test_a_way_to_keep_to_grammars_that_there_is_not_is_refused(build, tiny):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("backend", ["auto", "lm-format-enforcer"])
+def test_a_way_to_keep_to_grammars_that_cannot_be_checked_before_is_refused(build, tiny, backend):
+    engine = {"engine_kwargs": {"structured_outputs_config": {"backend": backend}}}
+    asked = (
+        rf"structured_outputs_config: backend: '{backend}' .*set it to 'xgrammar', .*'guidance' or 'outlines'"
+    )
+    with pytest.raises(ConfigError, match=asked):
+        build(parse({"model": tiny, "decode": engine}))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("section", ["prefill", "decode"])
 def test_both_tiers_sample_alike(options, tiny, section):
     sampling = {

@@ -13,6 +13,7 @@ import mistral_common
 import psutil
 import pytest
 from transformers import PreTrainedTokenizerFast
+from vllm.config import StructuredOutputsConfig
 from vllm.exceptions import GenerationError, VLLMServerError, VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tokenizers.mistral import MistralTokenizer
@@ -20,6 +21,7 @@ from vllm.tokenizers.mistral import MistralTokenizer
 from benchmarks.harness.tiny_models import build_tiny_llama
 from decode_node.grammars import check as grammar_check
 from decode_node.grammars import child_process
+from decode_node.grammars.backends import CHECKED, Xgrammar, backend_of
 from decode_node.grammars.check import (
     GrammarCheck,
     GrammarLimits,
@@ -28,6 +30,7 @@ from decode_node.grammars.check import (
 )
 from slo.request import TENANT_XARG
 
+LIMITS = GrammarLimits(timeout_s=0.5, max_mib=512)
 GOOD = [
     StructuredOutputsParams(regex="[a-z]{3,5}"),
     StructuredOutputsParams(json={"type": "object", "properties": {"a": {"type": "integer"}}}),
@@ -57,6 +60,18 @@ SLOW = [
     ),
 ]
 
+MANY_STATES = StructuredOutputsParams(regex="(a|b)*a(a|b){21}")
+"""An automaton with a state for each of the last letters: gigabytes, if it is made as a whole."""
+MANY_LENGTHS = StructuredOutputsParams(
+    json={
+        "type": "object",
+        "properties": {
+            f"p{n}": {"type": "string", "minLength": n, "maxLength": n * 37} for n in range(1, 200)
+        },
+        "required": [f"p{n}" for n in range(1, 200)],
+    }
+)
+
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
@@ -65,7 +80,7 @@ def tokenizer(tmp_path_factory):
 
 @pytest.fixture
 async def check(tokenizer):
-    check = GrammarCheck(GrammarLimits(timeout_s=0.5, max_mib=512), tokenizer, len(tokenizer))
+    check = GrammarCheck(LIMITS, Xgrammar(tokenizer, len(tokenizer)))
     yield check
     await check.close()
 
@@ -102,11 +117,12 @@ def test_nobodys_fork_handlers_run_in_the_child(tmp_path):
         import uvloop
         from transformers import PreTrainedTokenizerFast
         from vllm.sampling_params import StructuredOutputsParams
+        from decode_node.grammars.backends import Xgrammar
         from decode_node.grammars.check import GrammarCheck, GrammarLimits
 
         async def checked():
             tokenizer = PreTrainedTokenizerFast.from_pretrained(sys.argv[1])
-            check = GrammarCheck(GrammarLimits(), tokenizer, len(tokenizer))
+            check = GrammarCheck(GrammarLimits(), Xgrammar(tokenizer, len(tokenizer)))
             os.register_at_fork(after_in_child=os.abort)
             await check.check(StructuredOutputsParams(regex="[a-z]{3,5}"))
             await check.close()
@@ -139,7 +155,7 @@ async def test_what_compiles_passes_and_what_is_wrong_is_left_to_vllm_and_verdic
 async def test_the_limits_hold_with_a_tokenizer_of_mistrals(tmp_path, file, as_name):
     shutil.copy(Path(mistral_common.__file__).parent / "data" / file, tmp_path / as_name)
     mistrals = MistralTokenizer.from_pretrained(str(tmp_path))
-    check = GrammarCheck(GrammarLimits(timeout_s=0.3), mistrals, mistrals.vocab_size)
+    check = GrammarCheck(GrammarLimits(timeout_s=0.3), Xgrammar(mistrals, mistrals.vocab_size))
     wide = StructuredOutputsParams(regex="(.{1,400}é){1,40}")
     try:
         await check.check(GOOD[0])
@@ -149,8 +165,9 @@ async def test_the_limits_hold_with_a_tokenizer_of_mistrals(tmp_path, file, as_n
         await check.close()
 
 
-async def test_where_the_vocabulary_cannot_be_read_grammars_are_refused():
-    check = GrammarCheck(GrammarLimits(), object(), 100)
+@pytest.mark.parametrize("name", CHECKED)
+async def test_where_the_vocabulary_cannot_be_read_grammars_are_refused(name):
+    check = GrammarCheck(GrammarLimits(), backend_of(StructuredOutputsConfig(backend=name), object(), 100))
     with pytest.raises(VLLMValidationError, match="its vocabulary cannot be read"):
         await check.check(GOOD[0])
 
@@ -169,18 +186,71 @@ async def test_what_takes_too_much_is_refused_and_the_next_one_served(check):
         await check.check(next_one)
 
 
-@pytest.mark.slow
-async def test_what_takes_too_much_memory_is_refused(tokenizer):
-    """xgrammar says so with an error of its own, and long before the time is over."""
-    wide = StructuredOutputsParams(grammar="root ::= " + " | ".join(f'"{n:06d}"' for n in range(30000)))
-    check = GrammarCheck(GrammarLimits(timeout_s=30, max_mib=4), tokenizer, len(tokenizer))
-    try:
-        for params in GOOD + INVALID:
-            await check.check(params)
-        with pytest.raises(VLLMValidationError, match=r"limits.max_grammar_mib 4 MiB"):
-            await check.check(wide)
-    finally:
+@pytest.fixture
+async def check_by(tokenizer):
+    """Makes checks that compile with a backend."""
+    made = []
+
+    def make(name, tokenizer=tokenizer, limits=LIMITS, **config):
+        config = StructuredOutputsConfig(backend=name, **config)
+        made.append(GrammarCheck(limits, backend_of(config, tokenizer, len(tokenizer.get_vocab()))))
+        return made[-1]
+
+    yield make
+    for check in made:
         await check.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "wide"),
+    [
+        (
+            "xgrammar",
+            StructuredOutputsParams(grammar="root ::= " + " | ".join(f'"{n:06d}"' for n in range(30000))),
+        ),
+        ("outlines", StructuredOutputsParams(regex="(a|b)*a(a|b){15}")),
+    ],
+)
+async def test_what_takes_too_much_memory_is_refused(check_by, name, wide):
+    """xgrammar says so with an error of its own, outlines ends; both long before the time is over."""
+    check = check_by(name, limits=GrammarLimits(timeout_s=30, max_mib=4))
+    for params in GOOD + INVALID:
+        await check.check(params)
+    with pytest.raises(VLLMValidationError, match=r"limits.max_grammar_mib 4 MiB"):
+        await check.check(wide)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "config", "served", "refused"),
+    [
+        ("xgrammar", {}, [MANY_STATES], [MANY_LENGTHS]),
+        ("guidance", {}, [MANY_STATES, MANY_LENGTHS], []),
+        ("guidance", {"disable_any_whitespace": True, "disable_additional_properties": True}, GOOD, []),
+        ("outlines", {}, [], [MANY_STATES]),
+    ],
+)
+async def test_a_grammar_is_compiled_with_what_the_engine_compiles_it_with(
+    check_by, name, config, served, refused
+):
+    check = check_by(name, **config)
+    for params in [*GOOD, *INVALID, *served]:
+        await check.check(params)
+    for params in refused:
+        with pytest.raises(VLLMValidationError, match="takes too long or too much memory"):
+            await check.check(params)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["guidance", "outlines"])
+async def test_every_backend_reads_the_vocabulary_of_mistrals(check_by, tmp_path, name):
+    shutil.copy(
+        Path(mistral_common.__file__).parent / "data" / "tekken_240911.json", tmp_path / "tekken.json"
+    )
+    check = check_by(name, MistralTokenizer.from_pretrained(str(tmp_path)), GrammarLimits(timeout_s=5))
+    for params in GOOD + INVALID:
+        await check.check(params)
 
 
 @pytest.mark.slow
