@@ -282,7 +282,8 @@ def swap_slots(vllm_config: VllmConfig, kv_cache: KVCacheConfig) -> int:
     extra = vllm_config.kv_transfer_config.kv_connector_extra_config
     if _SWAP_BYTES not in extra or kv_cache.needs_kv_cache_zeroing:
         return 0
-    block_bytes = sum(tensor.size for tensor in kv_cache.kv_cache_tensors) // kv_cache.num_blocks
+    # Each tensor's size is that of the one allocation in which all of them lie.
+    block_bytes = kv_cache.kv_cache_tensors[0].size // kv_cache.num_blocks
     ranks = vllm_config.parallel_config.world_size
     return pool_blocks(extra[_SWAP_BYTES], block_bytes, kv_cache.num_blocks, ranks)
 

@@ -2,11 +2,20 @@
 
 import os
 import threading
+from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
+from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheGroupSpec,
+    KVCacheLayout,
+    UniformTypeKVCacheSpecs,
+)
 
-from kv_transfer.connector import NixlConnector, transfer_threads_apart
+from kv_transfer.connector import NixlConnector, swap_slots, transfer_threads_apart
 from telemetry.pressure import PRESSURE_KEY
 
 
@@ -53,3 +62,28 @@ def test_vllms_loggers_get_along_with_the_statistics_that_travel_with_the_transf
     for step in (ours, {**transfer, PRESSURE_KEY: {"skipped": 1}}, transfer):
         total = total.aggregate(NixlConnector.build_kv_connector_stats(step))
     assert total.data == {name: [1, 1] for name in nothing}
+
+
+@pytest.mark.parametrize("kv_heads", [(8, 8), (8, 2), (8, 4, 2)])
+def test_the_hosts_pool_has_the_memory_that_it_is_given(kv_heads):
+    """However many sizes the layers' KV has, of which vLLM makes a tensor each."""
+    sizes = {"block_size": 16, "head_size": 128, "dtype": torch.bfloat16}
+    layers = {
+        f"layer{at}": FullAttentionSpec(num_kv_heads=heads, **sizes) for at, heads in enumerate(kv_heads)
+    }
+    layout = next(layout for layout in KVCacheLayout if layout.is_block_outermost)
+    given_bytes = 1 << 28
+    config = SimpleNamespace(
+        cache_config=SimpleNamespace(
+            get_resolved_kv_cache_layout=lambda: layout,
+            prefix_cache_retention_interval=None,
+            num_gpu_blocks_override=None,
+        ),
+        kv_transfer_config=SimpleNamespace(kv_connector_extra_config={"slackserve_swap_bytes": given_bytes}),
+        parallel_config=SimpleNamespace(world_size=1),
+    )
+    group = KVCacheGroupSpec(list(layers), UniformTypeKVCacheSpecs.from_specs(layers))
+    kv_cache = get_kv_cache_config_from_groups(config, [group], 1 << 30)
+    assert len(kv_cache.kv_cache_tensors) == len(set(kv_heads))
+    block_bytes = sum(layer.page_size_bytes for layer in layers.values())
+    assert swap_slots(config, kv_cache) == given_bytes // block_bytes
