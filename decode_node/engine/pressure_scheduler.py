@@ -157,9 +157,10 @@ class PressureScheduler(CarryingScheduler):
         return stats
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        """Forget all KV, that in host memory too."""
-        is_reset = bool(super().reset_prefix_cache(*args, **kwargs))
-        if self._swaps is not None:
+        """Forget all KV, that in host memory too; none if vLLM does not, because streams have blocks."""
+        with self._relief.forgetting():
+            is_reset = bool(super().reset_prefix_cache(*args, **kwargs))
+        if is_reset and self._swaps is not None:
             self._swaps.forget_all()
         return is_reset
 

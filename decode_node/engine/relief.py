@@ -7,6 +7,7 @@ scheduler.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from slo.decode.step_time import StepTimes
@@ -42,6 +43,7 @@ class Relief:
         self._swaps = swaps
         self._levels = VictimRules(view.top_rank, 0.0, 0.0, 1)
         self._chosen: dict[str, tuple[VictimReason, TakenBy]] = {}
+        self._forgets = False
 
     def victims(self, others: Sequence[Stream], chunk_tokens: int, now_s: float) -> Iterator[Victim]:
         """Victims until the next step has what it needs, or vLLM's own rule is what is left.
@@ -75,6 +77,15 @@ class Relief:
             Stream(request.request_id, self._view.rank(request), 0.0, 0, 0, 0, 0, 0, preemptions)
         )
 
+    @contextmanager
+    def forgetting(self) -> Iterator[None]:
+        """Whoever loses its blocks within has its KV computed again: what there is of it is of no use."""
+        self._forgets = True
+        try:
+            yield
+        finally:
+            self._forgets = False
+
     def preempts(self, request: Request, now_s: float) -> tuple[VictimReason, TakenBy]:
         """A request loses its blocks now: why, and what becomes of its KV.
 
@@ -83,7 +94,7 @@ class Relief:
         if (chosen := self._chosen.pop(request.request_id, None)) is None:
             chosen = self._vllm_chooses(request, now_s)
         reason, by = chosen
-        if by is not TakenBy.SWAP or not self._swap_out(request):
+        if by is not TakenBy.SWAP or self._forgets or not self._swap_out(request):
             by = TakenBy.RECOMPUTE
         return reason, by
 
