@@ -48,6 +48,12 @@ class KindConfig(Section):
             raise ValueError("range_tokens gives the shortest prompt first")
         if self.is_uniform == (self.mean_tokens is not None):
             raise ValueError("give mean_tokens, or range_tokens with is_uniform: true")
+        low, high = self.range_tokens
+        if self.mean_tokens is not None and not low <= self.mean_tokens <= high:
+            raise ValueError(
+                f"mean_tokens, {self.mean_tokens:g}, lies outside of range_tokens, {low} to {high}, "
+                "to which lengths are held: give both"
+            )
         if self.ttft_ms is not None and self.ttft_scale is not None:
             raise ValueError("give ttft_ms or ttft_scale, not both")
         return self

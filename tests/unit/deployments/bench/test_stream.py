@@ -62,14 +62,14 @@ def test_a_users_own_mix(tmp_path):
         ("{}", "at least one kind"),
         ("kinds: {}", "at least one kind"),
         (
-            "kinds: {a: {share: 1, mean_tokens: 5}}\nclasses: [{kind: x, ttft_ms: 1, tier: premium}]",
+            "kinds: {a: {share: 1, mean_tokens: 50}}\nclasses: [{kind: x, ttft_ms: 1, tier: premium}]",
             "or classes",
         ),
         ("kinds: {a: {share: 1, mean_token: 5}}", "unknown key 'mean_token'; did you mean 'mean_tokens'?"),
         ("kinds: {a: {share: 0, mean_tokens: 5}}", "kinds.a.share: Input should be greater than 0"),
         ("kinds: {a: {share: 1}}", "give mean_tokens, or range_tokens with is_uniform: true"),
         ("kinds: {a: {share: 1, mean_tokens: 5, range_tokens: [9, 5]}}", "the shortest prompt first"),
-        ("kinds: {a: {share: 1, mean_tokens: 5, ttft_ms: 1, ttft_scale: [1, 2]}}", "not both"),
+        ("kinds: {a: {share: 1, mean_tokens: 50, ttft_ms: 1, ttft_scale: [1, 2]}}", "not both"),
         ("kinds: {a: {share: 1, mean_tokens: 5, tier: Gold}}", "'Gold' is not a tier's name"),
         (
             "classes: [{kind: x, max_prompt_tokens: 5, ttft_ms: 1, tier: premium}]",
@@ -96,7 +96,7 @@ def test_a_file_that_is_not_there_is_refused():
 
 
 def test_objectives_relative_to_the_prefill_time_need_prefill_times(tmp_path):
-    workload = load_workload(written(tmp_path, "kinds: {a: {share: 1, mean_tokens: 5, ttft_scale: [2, 2]}}"))
+    workload = load_workload(written(tmp_path, "kinds: {a: {share: 1, mean_tokens: 50, ttft_scale: [2, 2]}}"))
     with pytest.raises(BenchError, match=r"kinds\.a\.ttft_scale needs --profile"):
         workload.mix(None)
     (first,) = workload.mix(lambda tokens: 3.0).stream(1.0, 1, seed=0)

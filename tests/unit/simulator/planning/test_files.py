@@ -172,6 +172,10 @@ def test_a_trace_lies_beside_the_file(tmp_path):
         ({"target": 1}, "target: Input should be less than 1 (given: 1)"),
         ({"rate_rps": 0}, "rate_rps: Input should be greater than 0 (given: 0)"),
         ({"workload": {}}, "give at least one kind under kinds, for a mix, or trace and classes"),
+        (
+            {"workload": {"kinds": {"a": {"share": 1, "mean_tokens": 60_000}}}},
+            "workload.kinds.a: mean_tokens, 60000, lies outside of range_tokens, 16 to 32000",
+        ),
         ({"workload": {"trace": "x.jsonl"}}, "trace and classes go together"),
         ({"workload": {"kinds": {"a": {"share": 1}}}}, "workload.kinds.a: give mean_tokens, or range_tokens"),
     ],
