@@ -34,7 +34,8 @@ def simulate(  # noqa: PLR0913 - each is an option of the command
         Path | None, typer.Option(help="A YAML file of your own fleet: how many replicas does it need?")
     ] = None,
     trace: Annotated[
-        Path | None, typer.Option(help="Instead of the mix: a Mooncake .jsonl or Azure .csv.")
+        Path | None,
+        typer.Option(help="Instead of the mix of a flowprefill preset: Mooncake .jsonl or Azure .csv."),
     ] = None,
     operator_times: Annotated[
         Path | None, typer.Option(help="Measured operators (Vidur's columns) instead of the built-in lines.")

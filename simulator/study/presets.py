@@ -24,7 +24,7 @@ from simulator.cost.operators import (
 )
 from simulator.cost.passes import CostModel
 from simulator.replica.hardware import Hardware
-from simulator.workload.arrivals import Kind, LengthClass, Mix, Trace, Workload, read_trace
+from simulator.workload.arrivals import Kind, LengthClass, Mix, Trace, TraceError, Workload, read_trace
 from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 _OPERATORS: Final = (
@@ -212,12 +212,22 @@ PRESETS: Final[Mapping[str, Preset]] = {
     preset.name: preset for preset in (*map(_flowprefill, _MODELS), _blog(), _tiers())
 }
 
+TAKE_TRACES: Final = tuple(name for name, preset in PRESETS.items() if "text" in preset.objective_ms)
+"""Those with objectives for text, search and files."""
+
 
 def on_trace(preset: Preset, path: Path) -> Preset:
     """The same replica under a recorded trace.
 
     Prompts of up to 2,048 tokens are taken for text, up to 8,192 for search, longer ones for files.
+
+    Raises:
+        TraceError: when the trace cannot be read, or the preset has no objectives for these kinds.
     """
+    if preset.name not in TAKE_TRACES:
+        raise TraceError(
+            f"{preset.name} has no objectives for the requests of a trace; {', '.join(TAKE_TRACES)} have"
+        )
     classes = []
     for kind, max_tokens in (("text", 2048), ("search", 8192), ("file", math.inf)):
         objective_ms = preset.objective_ms[kind]

@@ -81,6 +81,18 @@ def test_the_presets_together_compare_every_arm():
     assert all(PRESETS[f"flowprefill-{size}"].arms == PAPER_ARMS for size in ("8b", "14b", "70b"))
 
 
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_takes_a_trace_or_says_which_do(name, tmp_path):
+    path = tmp_path / "chat.jsonl"
+    row = '{"timestamp": %d, "input_length": 10, "output_length": 5}\n'
+    path.write_text(row % 0 + row % 1000)
+    if name.startswith("flowprefill"):
+        assert on_trace(PRESETS[name], path).workload.stream(1.0, 2, 1)
+    else:
+        with pytest.raises(TraceError, match=f"{name} has no objectives .* flowprefill-8b, flowprefill-14b"):
+            on_trace(PRESETS[name], path)
+
+
 def test_a_preset_on_a_trace(tmp_path):
     path = tmp_path / "chat.jsonl"
     rows = [
