@@ -15,7 +15,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 
 from decode_node.carrying import ASYNC_SCHEDULER, PRESSURE_SCHEDULER, SCHEDULER, WORKERS
 from decode_node.engine.setup import DecodeSetup, weights_of
-from decode_node.grammars.backends import CHECKED
+from decode_node.grammars.child import CHECKED
 from deployments.config import ConfigError
 from deployments.config.replicas import PoolConfig
 from deployments.config.settings import SlackServeConfig

@@ -10,7 +10,7 @@ import base64
 import contextlib
 import copy
 import json
-from typing import Any, ClassVar, Final, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import regex
 import xgrammar
@@ -160,10 +160,6 @@ class Outlines:
         return base64.b64encode(serialized).decode()
 
 
-CHECKED: Final = (Xgrammar.name, Guidance.name, Outlines.name)
-"""Backends whose grammars can be compiled beforehand, vLLM's names of them."""
-
-
 def backend_of(config: Any, tokenizer: Any, vocab_size: int) -> GrammarBackend:
     """The backend that an engine keeps answers to grammars with.
 
@@ -173,7 +169,7 @@ def backend_of(config: Any, tokenizer: Any, vocab_size: int) -> GrammarBackend:
         vocab_size: The model's.
 
     Raises:
-        ValueError: when it is none of `CHECKED`.
+        ValueError: when it is none of `decode_node.grammars.child.CHECKED`.
     """
     tokenizer = maybe_wrap_mistral_common_tokenizer(tokenizer)
     match config.backend:

@@ -128,6 +128,8 @@ _COMPILERS: dict[str, Callable[[Any], _Compile]] = {
     "guidance": _guidance,
     "outlines": _outlines,
 }
+CHECKED = tuple(_COMPILERS)
+"""Backends whose grammars can be compiled beforehand, vLLM's names of them; the default is the first."""
 
 
 def _data_bytes() -> int:

@@ -21,13 +21,14 @@ from vllm.tokenizers.mistral import MistralTokenizer
 from benchmarks.harness.tiny_models import build_tiny_llama
 from decode_node.grammars import check as grammar_check
 from decode_node.grammars import child_process
-from decode_node.grammars.backends import CHECKED, Xgrammar, backend_of
+from decode_node.grammars.backends import Xgrammar, backend_of
 from decode_node.grammars.check import (
     GrammarCheck,
     GrammarLimits,
     GrammarNotCheckedError,
     TooManyGrammarsError,
 )
+from decode_node.grammars.child import CHECKED
 from slo.request import TENANT_XARG
 
 LIMITS = GrammarLimits(timeout_s=0.5, max_mib=512)
