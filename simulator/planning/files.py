@@ -6,6 +6,7 @@ Owns the names, units and defaults of the file. What a model takes on an acceler
 
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -31,7 +32,7 @@ from simulator.replica.hardware import Hardware
 from simulator.workload.arrivals import TraceError
 from simulator.workload.files import PathBesideFile, Tokens, WorkloadConfig
 from slo.admission.rules import AdmissionRules
-from slo.files.profile import read_profile
+from slo.files.profile import Profile, read_profile
 from slo.files.strict_yaml import (
     FleetConfigError,
     Positive,
@@ -205,32 +206,32 @@ class FleetConfig(Section):
     def _shape(self) -> ModelShape:
         return MODELS[self.model] if isinstance(self.model, str) else self.model.shape()
 
+    @cached_property
+    def _measured(self) -> Profile | None:
+        return None if self.profile is None else read_profile(self.profile, FleetConfigError)
+
     def _cost(self) -> CostModel:
-        if self.profile is not None:
-            return calibrated_cost_model(
-                self._shape(), read_profile(self.profile, FleetConfigError).predictor
-            )
+        if (measured := self._measured) is not None:
+            return calibrated_cost_model(self._shape(), measured.predictor)
         return cost_model(self._shape(), _chip(self.accelerator), self.tensor_parallel)
 
     def _is_on_host(self) -> bool:
         """Whether the profile is of a CPU."""
-        if self.profile is None:
-            return False
-        return read_profile(self.profile, FleetConfigError).subject.accelerator == "cpu"
+        return self._measured is not None and self._measured.subject.accelerator == "cpu"
 
     def _handoff_s(self) -> float:
         """What the file says; else what a profile has measured; else the default."""
-        if self.profile is not None and "handoff_ms" not in self.model_fields_set:
-            measured_s = read_profile(self.profile, FleetConfigError).predictor.handoff_s
-            return measured_s or self.handoff_ms / 1e3
-        return self.handoff_ms / 1e3
+        measured_s = 0.0
+        if self._measured is not None and "handoff_ms" not in self.model_fields_set:
+            measured_s = self._measured.predictor.handoff_s
+        return measured_s or self.handoff_ms / 1e3
 
     def _link(self) -> Link:
         """What the file says; else what a profile has measured; else the default."""
-        if self.profile is not None and "link" not in self.model_fields_set:
-            profile = read_profile(self.profile, FleetConfigError)
-            return profile.link(self._shape().kv_bytes_per_token) or self.link.link()
-        return self.link.link()
+        measured = None
+        if self._measured is not None and "link" not in self.model_fields_set:
+            measured = self._measured.link(self._shape().kv_bytes_per_token)
+        return measured or self.link.link()
 
     def _decode(self) -> DecodeModel:
         pool = self.decode

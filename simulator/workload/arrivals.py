@@ -186,8 +186,7 @@ class Trace:
         In each further round the prompts are other text, and share blocks with each other only.
         """
         records = self._offered()
-        hashes = [block for *_, blocks in records for block in blocks] or [0]
-        renamed = max(hashes) - min(hashes) + 1
+        renamed = _span(records) if count > len(records) else 0
         span_s = records[-1][0] - records[0][0]
         stretch = len(records) / span_s / rate_rps
         start = random.Random(seed).randrange(len(records))  # noqa: S311 - reproducible, not secret
@@ -196,7 +195,8 @@ class Trace:
             lap, index = divmod(start + number, len(records))
             time_s, tokens, output, blocks = records[index]
             at_s = (lap * span_s + time_s - records[start][0]) * stretch
-            blocks = tuple(block + number // len(records) * renamed for block in blocks)
+            if number >= len(records):
+                blocks = tuple(block + number // len(records) * renamed for block in blocks)
             taken = next(item for item in self.classes if tokens <= item.max_prompt_tokens)
             arrival = self.fit(
                 Arrival(number, at_s, taken.kind, tokens, output, taken.ttft_s, taken.tier, blocks)
@@ -207,6 +207,12 @@ class Trace:
 
     def _offered(self) -> list[Record]:
         return [record for record in self.records if record[1] <= self.longest_tokens]
+
+
+def _span(records: Sequence[Record]) -> int:
+    """How many numbers lie from the lowest block hash of a recording to its highest."""
+    hashes = [block for *_, blocks in records for block in blocks]
+    return max(hashes, default=0) - min(hashes, default=0) + 1
 
 
 Workload: TypeAlias = Mix | Trace
