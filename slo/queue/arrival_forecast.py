@@ -36,7 +36,7 @@ class Expected:
     Attributes:
         load: Work that arrives per second; above 1 a replica cannot do it all.
         near_s: The time ahead of which nothing is kept free.
-        densest: At index n, the filed work of the n densest classes together.
+        densest: At index n, the filed work of the n densest classes together; may be empty without pressure.
         per_filed: The load that is one second of filed work.
     """
 
@@ -102,11 +102,12 @@ class Forecast:
 
     def at(self, now_s: float) -> Expected:
         """What is expected now, at the last arrival or later: it is less the longer nobody has come."""
-        if self._densest is None:
-            self._densest = [*accumulate(reversed(self._work_s), initial=0.0)]
         per_filed = self._decay.kept(max(now_s, self._arrived_s)) / self._memory_s
         near_s = NEAR * self._all_work_s / self._count if self._count else 0.0
-        return Expected(self._all_work_s * per_filed, near_s, self._densest, per_filed)
+        load = self._all_work_s * per_filed
+        if self._densest is None and load > _FROM_LOAD:
+            self._densest = [*accumulate(reversed(self._work_s), initial=0.0)]
+        return Expected(load, near_s, self._densest or (), per_filed)
 
 
 def _class_of(value_per_s: float) -> int:
