@@ -90,20 +90,25 @@ class KeyWatch:
             self._look(path)
 
     def _look(self, path: Path) -> None:
-        """Read the file if it is another one, or could not be read so far."""
+        """Read the file where it has to be, and show whether it can be used."""
         if self._instruments is None:  # in the replica's process, not where the application is built
             self._instruments = Instruments(API_KEYS_UNREAD)
+        self._read_another(path)
+        self._instruments.set(API_KEYS_UNREAD, float(self._seen is None))
+
+    def _read_another(self, path: Path) -> None:
+        """Read the file if it is another one, or could not be read so far."""
         try:
             stat = path.stat()
             seen = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            ring = None if seen == self._seen else self._source.ring()
+            if seen == self._seen:
+                return
+            ring = self._source.ring()
         except Exception as error:  # noqa: BLE001 - whatever is wrong with it, a next look may find it mended
             self._seen = None
             if str(error) != self._told:
                 self._told = str(error)
                 logs.event("api_keys_not_read", level=logging.ERROR, error=self._told[:2000])
         else:
-            if ring is not None:
-                self._ring, self._seen, self._told = ring, seen, ""
-                logs.event("api_keys_read", keys=len(ring))
-        self._instruments.set(API_KEYS_UNREAD, float(self._seen is None))
+            self._ring, self._seen, self._told = ring, seen, ""
+            logs.event("api_keys_read", keys=len(ring))
