@@ -136,6 +136,40 @@ def test_a_long_input_is_read_whole():
     assert [item["content"] for item in read_.input] == [item["content"] for item in items]
 
 
+def test_a_conversation_as_long_as_may_be_is_read_before_anybody_notices():
+    """Each message was tried as all sixty types of an item: 1 s."""
+    raw = json.dumps({"model": "m", "input": [SAY] * (LIMITS.max_json_containers - 10)}).encode()
+    took_s = []
+    for _ in range(3):
+        started_s = time.thread_time()
+        parse(raw, ResponsesRequest, LIMITS)
+        took_s.append(time.thread_time() - started_s)
+    assert min(took_s) < 0.3
+
+
+MESSAGES = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "system", "developer", "tool", 5])},
+    optional={
+        "content": st.text(st.characters(exclude_categories=["Cs"])) | st.none(),
+        "type": st.sampled_from(["message", "reasoning", None]),
+        "id": st.just("a"),
+        "phase": st.just("commentary"),
+    },
+)
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=40))
+def test_an_input_is_read_in_pieces_as_it_is_at_once(items):
+    body = {"model": "m", "input": items}
+    try:
+        whole = ResponsesRequest.model_validate(json.loads(json.dumps(body))).input
+    except ValueError:
+        with pytest.raises((HTTPError, FieldError)):
+            parse(json.dumps(body).encode(), ResponsesRequest, LIMITS)
+    else:
+        assert parse(json.dumps(body).encode(), ResponsesRequest, LIMITS).input == whole
+
+
 def test_the_longest_prompts_are_read():
     tokens = {"model": "m", "prompt": [7] * 290_000}
     assert len(parse(json.dumps(tokens).encode(), CompletionRequest, LIMITS).prompt) == 290_000

@@ -124,8 +124,9 @@ def test_the_denser_keeps_less_free(arrivals, one, other):
 
 @given(ARRIVALS, DENSITIES)
 def test_something_is_always_left(arrivals, density):
-    forecast = after(arrivals)
-    assert 0.0 <= forecast.at(LAST).reserved_for([density])[0] <= min(0.95, SHARE * forecast.at(LAST).load)
+    expected = after(arrivals).at(LAST)
+    most = min(0.95, SHARE * expected.load * (1 + 1e-12))  # sums of the same numbers in another order
+    assert 0.0 <= expected.reserved_for([density])[0] <= most
 
 
 @given(ARRIVALS)
