@@ -72,6 +72,7 @@ class Kind:
     Attributes:
         share: Of the requests; shares are normalised.
         sigma: Standard deviation of the logarithm of the length.
+        output_tokens: Mean number of tokens to generate, at least 1.
         range_tokens: Shortest and longest prompt; log-normal lengths are held to it.
         is_uniform: Draw lengths log-uniformly from `range_tokens` instead.
         ttft_scale: Instead of `ttft_s`: bounds of a factor on the prompt's own prefill time, drawn uniformly.
@@ -96,8 +97,11 @@ class Kind:
         return min(max(round(rng.lognormvariate(mu, self.sigma)), low), high)
 
     def draw_output(self, rng: random.Random) -> int:
-        """A number of tokens to generate, geometric."""
-        return max(1, math.ceil(rng.expovariate(1 / self.output_tokens)))
+        """A number of tokens to generate, geometric; as many random numbers whatever their mean."""
+        drawn = rng.expovariate(1.0)
+        if self.output_tokens <= 1:
+            return 1
+        return max(1, math.ceil(drawn / -math.log1p(-1 / self.output_tokens)))
 
 
 @dataclass(frozen=True, slots=True)

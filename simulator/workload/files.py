@@ -35,7 +35,9 @@ class KindConfig(Section):
     sigma: Positive = Field(0.6, description="Standard deviation of their logarithm.")
     range_tokens: tuple[Tokens, Tokens] = Field((16, 32_000), description="Shortest and longest prompt.")
     is_uniform: bool = Field(default=False, description="Log-uniform in range_tokens, without a mean.")
-    output_tokens: Positive = Field(200.0, description="Mean number of tokens to generate, geometric.")
+    output_tokens: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+        200.0, description="Mean number of tokens to generate, geometric."
+    )
     ttft_ms: ObjectiveMs | None = None
     ttft_scale: tuple[Positive, Positive] | None = Field(
         None, description="Instead of ttft_ms: bounds of a factor on the prompt's own prefill time."

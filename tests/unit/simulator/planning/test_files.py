@@ -176,6 +176,10 @@ def test_a_trace_lies_beside_the_file(tmp_path):
             {"workload": {"kinds": {"a": {"share": 1, "mean_tokens": 60_000}}}},
             "workload.kinds.a: mean_tokens, 60000, lies outside of range_tokens, 16 to 32000",
         ),
+        (
+            {"workload": {"kinds": {"a": CHAT | {"output_tokens": 0.5}}}},
+            "workload.kinds.a.output_tokens: Input should be greater than or equal to 1 (given: 0.5)",
+        ),
         ({"workload": {"trace": "x.jsonl"}}, "trace and classes go together"),
         ({"workload": {"kinds": {"a": {"share": 1}}}}, "workload.kinds.a: give mean_tokens, or range_tokens"),
     ],

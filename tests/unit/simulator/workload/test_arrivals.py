@@ -60,6 +60,20 @@ def test_lengths_stay_in_their_range():
     assert len(set(lengths)) > 50
 
 
+@pytest.mark.parametrize("mean", [1, 2, 8, 200])
+def test_answers_have_the_mean_length_that_was_asked_for(mean):
+    kind = Kind(1.0, 600, None, output_tokens=mean)
+    lengths = [a.output_tokens for a in Mix({"k": kind}).stream(1.0, 20_000, 1)]
+    assert statistics.mean(lengths) == pytest.approx(mean, rel=0.02)
+    assert min(lengths) == 1
+
+
+def test_how_long_answers_are_changes_neither_prompts_nor_times():
+    kinds = [Kind(1.0, 600, 1.0, output_tokens=mean) for mean in (1, 200)]
+    short, long = (Mix({"k": kind}).stream(1.0, 50, 1) for kind in kinds)
+    assert [replace(arrival, output_tokens=1) for arrival in long] == short
+
+
 def test_objectives_relative_to_the_prefill_time():
     kind = Kind(1.0, 1000, None, ttft_scale=(1.0, 1.3))
     for arrival in Mix({"k": kind}, prefill_s=lambda tokens: tokens * 1e-3).stream(1.0, 100, 1):
