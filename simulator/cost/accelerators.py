@@ -81,7 +81,12 @@ def kv_tokens(shape: ModelShape, chip: Chip, tensor_parallel: int) -> int:
     """Tokens whose KV fits beside the weights on all ranks together; none or less when these do not fit."""
     held = weight_bytes(shape) + 2 * VOCABULARY * shape.hidden
     room = tensor_parallel * chip.memory_bytes * (1 - WORKSPACE) - held
-    return int(room // shape.kv_bytes_per_token)
+    return int(room // _kv_bytes_held(shape, tensor_parallel))
+
+
+def _kv_bytes_held(shape: ModelShape, tensor_parallel: int) -> float:
+    """Of one token, on all ranks together: more ranks than KV heads hold copies of these."""
+    return shape.kv_bytes_per_token * max(1.0, tensor_parallel / shape.kv_heads)
 
 
 def cost_model(shape: ModelShape, chip: Chip, tensor_parallel: int) -> CostModel:
@@ -137,7 +142,7 @@ def decode_model(
     return DecodeModel(
         weights_s=read / bandwidth,
         request_s=read / (tensor_parallel * chip.peak_flops * FLOPS_REACHED),
-        kv_token_s=shape.kv_bytes_per_token / bandwidth,
+        kv_token_s=_kv_bytes_held(shape, tensor_parallel) / bandwidth,
         fixed_s=_DECODE_STEP_S + reduce_s,
         kv_tokens=kv_tokens(shape, chip, tensor_parallel) if kv is None else kv,
         max_batch=max_batch,

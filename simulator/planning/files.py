@@ -174,6 +174,19 @@ class FleetConfig(Section):
             known_name("tier", tier, tier_set(self.tiers).names)
         return self
 
+    @model_validator(mode="after")
+    def _possible_degrees(self) -> Self:
+        """As vLLM divides them: equal parts of the heads, and KV heads either divided or copied."""
+        shape = self._shape()
+        degrees = {"": self.tensor_parallel, "decode.": self.decode.tensor_parallel or self.tensor_parallel}
+        for where, degree in degrees.items():
+            if shape.heads % degree or (shape.kv_heads % degree and degree % shape.kv_heads):
+                raise ValueError(
+                    f"{where}tensor_parallel: {degree} does not divide the model's {shape.heads} heads into "
+                    f"equal parts with KV heads of their own, of which it has {shape.kv_heads}"
+                )
+        return self
+
     def setup(self, prefill_replicas: int = 1, decode_replicas: int = 1) -> FleetSetup:
         """The fleet with so many replicas."""
         tiers = tier_set(self.tiers)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.cost.accelerators import A100, H100, decode_model, kv_tokens
+from simulator.cost.accelerators import A100, H100, VOCABULARY, decode_model, kv_tokens, weight_bytes
 from simulator.cost.decode_steps import INSTANT_DECODE, DecodeModel
 from simulator.cost.operators import LLAMA_3_8B, LLAMA_3_70B
 from simulator.fleet.decode import Decoding, VirtualDecodeReplica
@@ -147,3 +147,13 @@ def test_the_built_in_accelerators_decode_at_plausible_paces():
     assert h100.step_s(32, 32_000) < a100.step_s(32, 32_000)
     assert 300_000 < kv_tokens(LLAMA_3_8B, A100, 1) < 500_000
     assert kv_tokens(LLAMA_3_70B, A100, 1) < 0
+
+
+def test_more_ranks_than_kv_heads_each_hold_and_read_one():
+    assert LLAMA_3_70B.kv_heads == 8
+    eight, sixteen = (decode_model(LLAMA_3_70B, A100, ranks) for ranks in (8, 16))
+    assert sixteen.kv_token_s == pytest.approx(eight.kv_token_s), "each rank reads one head, as of eight"
+    room_bytes = (
+        16 * 0.9 * A100.memory_bytes - weight_bytes(LLAMA_3_70B) - 2 * VOCABULARY * LLAMA_3_70B.hidden
+    )
+    assert sixteen.kv_tokens == pytest.approx(room_bytes / (2 * LLAMA_3_70B.kv_bytes_per_token), rel=1e-3)

@@ -180,6 +180,14 @@ def test_a_trace_lies_beside_the_file(tmp_path):
             {"workload": {"kinds": {"a": CHAT | {"output_tokens": 0.5}}}},
             "workload.kinds.a.output_tokens: Input should be greater than or equal to 1 (given: 0.5)",
         ),
+        (
+            {"model": "llama-3-70b", "tensor_parallel": 3},
+            "tensor_parallel: 3 does not divide the model's 64 heads into equal parts",
+        ),
+        (
+            {"model": "llama-3-70b", "tensor_parallel": 8, "decode": {"tensor_parallel": 5}},
+            "decode.tensor_parallel: 5 does not divide the model's 64 heads",
+        ),
         ({"workload": {"trace": "x.jsonl"}}, "trace and classes go together"),
         ({"workload": {"kinds": {"a": {"share": 1}}}}, "workload.kinds.a: give mean_tokens, or range_tokens"),
     ],
