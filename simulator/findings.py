@@ -6,8 +6,9 @@ Owns the shape of the results. Nothing here computes or draws.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 
@@ -127,7 +128,14 @@ class Findings:
     command: str
 
     def document(self) -> dict[str, Any]:
-        """As JSON, with goodput and blocking by arm at the top."""
+        """As JSON, with goodput and blocking by arm at the top; null is the time of what was not served."""
+        arms = []
+        for item in self.arms:
+            ttft_ms = {
+                kind: [ms if math.isfinite(ms) else None for ms in times]
+                for kind, times in item.ttft_ms.items()
+            }
+            arms.append(asdict(item) | {"ttft_ms": ttft_ms})
         return {
             "preset": self.preset,
             "seed": self.seed,
@@ -135,5 +143,6 @@ class Findings:
             "blocking_ms": {
                 item.arm: asdict(item.blocking) for item in self.arms if item.blocking is not None
             },
-            **asdict(self),
+            **asdict(replace(self, arms=())),
+            "arms": arms,
         }

@@ -29,7 +29,7 @@ def make_plan(config: Path, console: Console, json_file: Path | None, report: Pa
         found = plan(setup, demand, lambda replicas: status.update(f"simulated {replicas} prefill replicas"))
     _show(found, console)
     if json_file is not None:
-        json_file.write_text(json.dumps(found.document(), indent=1) + "\n")
+        json_file.write_text(json.dumps(found.document(), indent=1, allow_nan=False) + "\n")
         console.print(Text(f"written to {json_file}"))
     if report is not None:
         figure = capacity_plot(found.capacity_points, found.target, found.chosen).draw(_PLOT_IN)

@@ -75,7 +75,7 @@ def simulate(  # noqa: PLR0913 - each is an option of the command
         )
     _show(found, console)
     if json_file is not None:
-        json_file.write_text(json.dumps(found.document(), indent=1) + "\n")
+        json_file.write_text(json.dumps(found.document(), indent=1, allow_nan=False) + "\n")
         console.print(Text(f"written to {json_file}"))
     if report is not None:
         from simulator.report.page import write_report  # noqa: PLC0415 - imports matplotlib

@@ -1,6 +1,7 @@
 """The search for goodput, whole studies, and the command."""
 
 import json
+import math
 
 import pytest
 from typer.testing import CliRunner
@@ -79,6 +80,16 @@ def test_the_presets_together_compare_every_arm():
         assert preset.objective_ms
         assert set(preset.objective_ms) == set(preset.workload.kinds)
     assert all(PRESETS[f"flowprefill-{size}"].arms == PAPER_ARMS for size in ("8b", "14b", "70b"))
+
+
+def test_what_was_not_served_is_null_in_json():
+    """JSON has no infinity."""
+    found = Study(PRESETS["tiers-70b"], ["fcfs", "slackserve-admission"], 200, 1, 1).findings("simulate")
+    document = json.loads(json.dumps(found.document(), allow_nan=False))
+    ttft_ms = document["arms"][0]["ttft_ms"]
+    assert any(value is None for values in ttft_ms.values() for value in values)
+    for kind, values in found.arms[0].ttft_ms.items():
+        assert [math.inf if value is None else value for value in ttft_ms[kind]] == list(values)
 
 
 @pytest.mark.parametrize("name", PRESETS)
