@@ -118,10 +118,11 @@ class PeerReplica(ComparedReplica):
         budget = self._rules.budget_tokens
         step: dict[Job, int] = {}
         for job in self._ordered():
-            self._take_prefix(job)
-            left = job.num_tokens - job.num_computed_tokens
+            done = job.num_computed_tokens if job.started else self._cache.held_tokens(job.arrival)
+            left = job.num_tokens - done
             if left > budget and not self._rules.chunked and step:
                 break
+            self._take_prefix(job)
             step[job] = min(left, budget) if self._rules.chunked else left
             budget -= step[job]
             if budget <= 0:

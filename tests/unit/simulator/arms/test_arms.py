@@ -51,6 +51,17 @@ def test_where_a_peer_runs_whole_prompts_it_is_compared_in_chunks_too_and_with_w
     assert {"sedf-chunked", "sedf-resume"} <= set(preset.arms)
 
 
+@pytest.mark.parametrize("arm", ["fcfs", "tier-order", "sedf"])
+def test_whole_prompts_take_from_the_cache_what_it_holds_when_they_start(arm):
+    """The last does not fit beside the one before it, and waits: by then what they share is there."""
+    shared = (0, 1, 2)
+    stream = [arrival(0, 0.0, 4000, 60.0)]
+    stream += [arrival(number, 0.01 * number, 1900, 60.0, blocks=shared) for number in (1, 2)]
+    (replica,) = served(arm, stream, {"join_tokens": 2048.0}).replicas
+    passes_s = [HARDWARE.cost.prefill_s(4000), HARDWARE.cost.prefill_s(1900)]
+    assert replica.busy_s == pytest.approx(sum(passes_s) + HARDWARE.cost.prefill_s(1900 - 1536, 1536))
+
+
 @pytest.mark.parametrize("arm", EVERY_ARM)
 def test_everything_is_served_once_and_in_the_same_way_again(arm):
     stream = MIX.stream(6.0, 150, 3)
