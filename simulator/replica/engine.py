@@ -173,7 +173,8 @@ class VirtualEngine:
         assert issued is not None
         self._stepper.step_ended(now_s)
         done = []
-        for job in issued.members:
+        for job, new in issued.members.items():
+            job.chunks_s += issued.times.total_s * new / issued.view.tokens
             if job.num_computed_tokens >= job.num_tokens:
                 done.append(job)
                 self._stepper.job_done(job.job_id, now_s)
@@ -262,6 +263,8 @@ class VirtualEngine:
                 job.wasted_s += times.at_s(step.boundary) * step.members[job.request_id] / step.tokens
                 pairs = attention_pairs(step.members[job.request_id], job.num_computed_tokens)
                 self._suspensions.forget(job.request_id, now_s, pairs)
+            job.wasted_s += job.chunks_s
+            job.chunks_s = 0.0
             self._free_blocks += job.blocks
             job.blocks = job.num_computed_tokens = 0
             job.started = False

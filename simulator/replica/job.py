@@ -32,6 +32,7 @@ class Job:
         num_tokens: Prompt tokens, and so are `num_prompt_tokens`.
         num_computed_tokens: Prompt tokens whose KV is there, those of the running step included.
         first_token_s: When its first token was there; infinite before that, and if it was refused.
+        chunks_s: Device time of its chunks that have ended.
         wasted_s: Device time of work that had to be done again.
         history: State changes and their times, kept for timelines only.
     """
@@ -55,6 +56,7 @@ class Job:
     first_token_s: float = math.inf
     refused: str = ""
     preemptions: int = 0
+    chunks_s: float = 0.0
     wasted_s: float = 0.0
     history: list[tuple[State, float]] | None = None
 
