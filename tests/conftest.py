@@ -12,8 +12,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # several share the cores; PyTorch read
 NEVER_ALONE = [Path(__file__).with_name(folder) for folder in ("engine", "unit")]
 """Where the Makefile does not look for tests that need the machine to themselves."""
 
-# How long an example takes says how busy the machine is; tests that are about time measure it themselves. The same
-# code is tried with the same examples everywhere; HYPOTHESIS_PROFILE=random looks for others.
+# How long an example takes says how busy the machine is; tests that are about time measure it themselves.
+# The same examples are tried everywhere; HYPOTHESIS_PROFILE=random looks for others.
 settings.register_profile("slackserve", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "slackserve"))

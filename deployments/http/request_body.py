@@ -126,7 +126,8 @@ def as_model(values: dict[str, Any], model: type[BaseModel], limits: LimitsConfi
             for read in range(first, len(items), _ITEMS_AT_ONCE):
                 piece = items[read : read + _ITEMS_AT_ONCE]
                 if not all(map(_is_plain_message, piece)):
-                    piece = model.model_validate({"input": piece}).input
+                    part: Any = model.model_validate({"input": piece})
+                    piece = part.input
                 body.input += piece
         else:
             body = model.model_validate(values)

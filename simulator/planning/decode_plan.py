@@ -72,7 +72,7 @@ def min_decode_replicas(
         if setup.decode_memory is not DecodeMemory.RESERVED:
             if replicas < load:
                 return False  # those that may wait would wait for ever longer
-        elif not bears(setup, arrivals, rate_rps / replicas, target):
+        elif not bears(setup, arrivals, rate_rps, replicas, target):
             return False
         return decodes(simulate(replace(alone, decode_replicas=replicas), arrivals), setup, target)
 

@@ -14,28 +14,34 @@ from simulator.fleet.setup import FleetSetup
 from simulator.workload.arrivals import Arrival
 
 
-def bears(setup: FleetSetup, arrivals: Sequence[Arrival], rate_rps: float, target: float) -> bool:
-    """Whether, at `rate_rps` a replica, a fraction `target` finds memory at once and its steps keep TPOT.
+def bears(
+    setup: FleetSetup, arrivals: Sequence[Arrival], rate_rps: float, replicas: int, target: float
+) -> bool:
+    """Whether, with so many replicas, a fraction `target` finds memory at once and steps keep TPOT.
 
     Requests come at random times and stay for their answer's length times the mean step (M/G/∞), so that sums
-    over those in progress have the means and variances of a compound Poisson distribution; they are taken to
-    be normal. That is optimistic: whoever waits stays longer, and bursts are left out. What is too long for
-    the memory is refused, and what prefill has answered does not come.
+    over those in progress have the means and variances of a compound Poisson distribution. They are taken to
+    be normal, and the router to spread them evenly. That is optimistic, most of all where a replica holds few
+    requests: whoever waits stays longer, and bursts are left out. What is too long for the memory is refused,
+    and what prefill has answered does not come.
     """
     come = [each for each in arrivals if each.output_tokens > 1 and _reserved(each) < setup.decode.kv_tokens]
-    return not come or _bears(setup, come, rate_rps * len(come) / len(arrivals), target)
+    rate_rps *= len(come) / len(arrivals) / replicas
+    return not come or _bears(setup, come, rate_rps, replicas, target)
 
 
-def _bears(setup: FleetSetup, arrivals: Sequence[Arrival], rate_rps: float, target: float) -> bool:
+def _bears(
+    setup: FleetSetup, arrivals: Sequence[Arrival], rate_rps: float, replicas: int, target: float
+) -> bool:
     step_s = _mean_step_s(setup, arrivals, rate_rps)
     if step_s is None:
         return False
     model = setup.decode
 
     def most(part: Callable[[Arrival], float]) -> float:
-        """What the sum over those in progress is at most in so many cases."""
+        """What the sum over those in progress on a replica is at most in so many cases."""
         mean = rate_rps * step_s * fmean(_tokens(each) * part(each) for each in arrivals)
-        variance = rate_rps * step_s * fmean(_tokens(each) * part(each) ** 2 for each in arrivals)
+        variance = rate_rps * step_s * fmean(_tokens(each) * part(each) ** 2 for each in arrivals) / replicas
         return mean + NormalDist().inv_cdf(target) * math.sqrt(variance)
 
     newcomer = fmean(_reserved(each) for each in arrivals)

@@ -114,7 +114,8 @@ def test_decode_replicas_keep_the_pace():
 
 
 @pytest.mark.parametrize(
-    ("kv_tokens", "tier", "rate_rps", "requests"), [(60_000, BACKGROUND, 1.0, 60), (None, PREMIUM, 3.0, 120)]
+    ("kv_tokens", "tier", "rate_rps", "requests"),
+    [(200_000, BACKGROUND, 4.0, 240), (None, PREMIUM, 3.0, 120)],
 )
 def test_decode_replicas_are_enough_although_answers_take_longer_than_the_stream(
     kv_tokens, tier, rate_rps, requests
@@ -123,8 +124,10 @@ def test_decode_replicas_are_enough_although_answers_take_longer_than_the_stream
     mix = Mix({"only": Kind(1.0, 700, None, tier, output_tokens=3000)})
     setup = fleet(decode=DECODE if kv_tokens is None else replace(DECODE, kv_tokens=kv_tokens))
     planned = min_decode_replicas(setup, mix.stream(rate_rps, requests, 1), rate_rps, 0.95)
-    alone = replace(setup, arm=ALONE, setting={}, placement="round_robin", decode_replicas=planned)
-    assert decodes(simulate(alone, mix.stream(rate_rps, 6 * requests, 1)), setup, 0.95)
+    alone = replace(setup, arm=ALONE, setting={}, placement="round_robin")
+    later = mix.stream(rate_rps, 6 * requests, 1)
+    assert decodes(simulate(replace(alone, decode_replicas=planned), later), setup, 0.95)
+    assert not decodes(simulate(replace(alone, decode_replicas=planned - 2), later), setup, 0.95)
 
 
 def test_decode_replicas_have_room():
