@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -35,6 +34,7 @@ from deployments.calibrate.command import calibrate
 from deployments.config import ConfigError
 from deployments.config.replicas import MAX_LEAVE_S
 from deployments.config.settings import SlackServeConfig, load, parse
+from deployments.local.ending import end_process
 from deployments.local.machine import left_unused
 from deployments.local.request_log import SESSION_LOGS, events_of, timeline
 from deployments.models.conversion import ProgressCallback
@@ -96,6 +96,7 @@ def serve(
     for each in (resolved, *further):
         text_model(each.source, {})  # what cannot be read is refused before Ray starts
     from deployments.local.launcher import LocalDeployment  # noqa: PLC0415 - after the settings are known good
+    from deployments.local.loss import end_if_stuck, say_stopped  # noqa: PLC0415 - likewise
 
     traces = settings.tracing.options()
     for name, value in (SERVE_ENVIRONMENT | QUIET_ENVIRONMENT).items():
@@ -105,6 +106,7 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     deployment = LocalDeployment(settings, verbose=verbose)
+    threading.Thread(target=end_if_stuck, args=(deployment, stop, _console), daemon=True).start()
     started_s = time.monotonic()
     try:
         shown = _StartProgress(started_s)
@@ -119,8 +121,7 @@ def serve(
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        killed = deployment.stop()
-        _console.print(f"Stopped{f'; {killed} processes had to be killed' if killed else ''}.")
+        say_stopped(_console, deployment.stop())
 
 
 @app.command()
@@ -203,9 +204,11 @@ def main() -> None:
 
     try:
         app(standalone_mode=True)
+    except SystemExit as ended:
+        end_process(ended.code if isinstance(ended.code, int) else 0)
     except (BenchError, ConfigError, ModelStoreError, SimulateError, StartError) as error:
         _console.print(Text(f"{type(error).__name__}: {error}", style="red"))
-        sys.exit(2)
+        end_process(2)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ those that an operator can set for vLLM (`VLLM_MAX_BAD_WORDS_TOTAL_TOKENS`, `VLL
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from vllm import envs
@@ -15,19 +16,45 @@ from vllm.sampling_params import SamplingParams
 from sampling.engine_limits import MOST_LOGPROB_TOKEN_IDS, MOST_STOP_TOKENS, MOST_TOKEN_IDS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Mapping
 
 
 def stand_before(client: Any) -> None:
     """Have vLLM's client refuse what its engine is asked to generate when that is more than it takes."""
     generate, tokenizer = client.generate, client.get_tokenizer()
+    vocabulary = client.model_config.get_vocab_size()
 
     def checked(prompt: Any, params: SamplingParams, *rest: Any, **options: Any) -> AsyncGenerator[Any, None]:
+        refuse_unknown_tokens(prompt, vocabulary)
         refuse_excess(params, prompt.get("prompt_token_ids") or (), tokenizer)
         answer: AsyncGenerator[Any, None] = generate(prompt, params, *rest, **options)
         return answer
 
     client.generate = checked
+
+
+def refuse_unknown_tokens(prompt: Mapping[str, Any], vocabulary: int) -> None:
+    """Refuse a prompt with a token that the model does not know, other than for an image or a sound.
+
+    vLLM lets ids up to its tokenizer's `vocab_size` pass, which may be a size and not the last id.
+
+    Args:
+        prompt: As vLLM's renderer has made it.
+        vocabulary: How many tokens the model knows.
+
+    Raises:
+        VLLMValidationError: naming the token.
+    """
+    token_ids = prompt.get("prompt_token_ids") or ()
+    if max(token_ids, default=0) < vocabulary:
+        return
+    places = chain.from_iterable(prompt.get("mm_placeholders", {}).values())
+    stands_for = {at for place in places for at in range(place.offset, place.offset + place.length)}
+    for at, token_id in enumerate(token_ids):
+        if token_id >= vocabulary and at not in stands_for:
+            raise VLLMValidationError(
+                f"the prompt has the token id {token_id}; the model's last one is {vocabulary - 1}"
+            )
 
 
 def refuse_excess(params: SamplingParams, prompt_token_ids: Any, tokenizer: Any) -> None:

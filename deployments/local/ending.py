@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
+import threading
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NoReturn
 
 import psutil
 
+HANGING: Final = "waits for Ray"
+"""The name of a thread that may still wait for a Ray that is gone when everything else has ended."""
 _KILLED_S: Final = 5.0
 
 
@@ -24,3 +29,12 @@ def kill_after(within_s: float, processes: Iterable[psutil.Process]) -> int:
     kill(alive)
     psutil.wait_procs(alive, timeout=_KILLED_S)
     return len(alive)
+
+
+def end_process(code: int) -> NoReturn:
+    """End this process; at once if a thread still waits for Ray, whose own end would abort it."""
+    if any(thread.name == HANGING for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

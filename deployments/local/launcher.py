@@ -32,7 +32,7 @@ from deployments.config import ConfigError
 from deployments.grpc import SERVICERS
 from deployments.http.door import Door
 from deployments.http.proxy import IMPORT_PATH, LIMITS_VARIABLE
-from deployments.local.ending import kill_after
+from deployments.local.ending import HANGING, kill_after
 from deployments.local.machine import check_gpus, check_packages, cpus_needed
 from kv_transfer.cores import usable_cores
 from prefill_node.board.board import remove_stale_boards
@@ -49,6 +49,8 @@ DECODE_PREFIX: Final = "Decode:"
 _POLL_S: Final = 1.0
 """Between two looks at the parts: each takes CPU that they need to start."""
 _STOP_TIMEOUT_S: Final = 20.0
+_LOOK_S: Final = 0.2
+_ENDING_S: Final = 5.0
 
 
 class StartError(Exception):
@@ -65,12 +67,22 @@ class Part:
 
 
 class LocalDeployment:
-    """One deployment on a Ray of its own; `verbose` shows the logs of all processes on this terminal."""
+    """One deployment on a Ray of its own.
+
+    Args:
+        config: What is deployed.
+        verbose: Show the logs of all processes on this terminal.
+
+    Attributes:
+        is_stopping: Whether `stop` was called.
+    """
 
     def __init__(self, config: SlackServeConfig, *, verbose: bool = False) -> None:
         self._config = config
         self._verbose = verbose
         self._processes: list[psutil.Process] = []
+        self._gcs: list[psutil.Process] = []
+        self.is_stopping = False
         self._door: Door | None = None
 
     @property
@@ -109,21 +121,35 @@ class LocalDeployment:
         self._processes = psutil.Process().children(recursive=True)
 
     def stop(self) -> int:
-        """Take everything down; returns how many processes had to be killed."""
+        """Take everything down; returns how many processes had to be killed.
+
+        Where Ray does not answer, all of it is, and this process has to end by `end_process`.
+        """
         import ray  # noqa: PLC0415 - takes seconds to import
 
+        self.is_stopping = True
         if self._door is not None:
             self._door.close()
         processes = {*self._processes, *psutil.Process().children(recursive=True)}
+        patience_s = _ENDING_S
         if ray.is_initialized():
-            stopping = threading.Thread(target=_shut_down, daemon=True)
+            stopping = threading.Thread(target=_shut_down, name=HANGING, daemon=True)
             with redirect_stderr(io.StringIO()):  # Ray reports the end of its own shutdown task as a failure
                 stopping.start()
-                stopping.join(_STOP_TIMEOUT_S)
-                ray.shutdown()
-        killed = kill_after(5.0, processes)
-        remove_stale_boards()  # a replica that was killed while it started has left one
-        return killed
+                _join(stopping, self._gcs)
+                if stopping.is_alive():  # a Ray that is shut down under it would abort this process
+                    patience_s = 0.0
+                else:
+                    ray.shutdown()
+        return _end(processes, patience_s)
+
+    def is_lost(self) -> bool:
+        """Whether Ray has ended, and not because `stop` was called."""
+        return not self.is_stopping and bool(self._gcs) and not any(map(_is_running, self._gcs))
+
+    def kill(self) -> int:
+        """End all processes at once, from any thread; returns how many there were."""
+        return _end({*self._processes, *psutil.Process().children(recursive=True)}, 0.0)
 
     def _deploy(self, show: Callable[[list[Part]], None]) -> None:
         """Start Ray here and import the application in another thread meanwhile, 10 s each.
@@ -159,7 +185,9 @@ class LocalDeployment:
             log_to_driver=self._verbose,
             logging_level="INFO" if self._verbose else "ERROR",
         )
-        check_ray_is_closed(psutil.Process().children(recursive=True))
+        of_ray = psutil.Process().children(recursive=True)
+        self._gcs = [each for each in of_ray if _is_gcs(each)]
+        check_ray_is_closed(of_ray)
         check_gpus(self._config, ray.cluster_resources())
         for number, handler in handlers.items():  # Ray installs its own, which leaves without cleaning up
             signal.signal(number, handler)
@@ -202,6 +230,34 @@ class LocalDeployment:
         if answer is None:
             return False, "the port does not answer yet"
         return answer.get("status") == "ready", str(answer.get("reason", answer.get("status")))
+
+
+def _end(processes: Iterable[psutil.Process], patience_s: float) -> int:
+    killed = kill_after(patience_s, processes)
+    remove_stale_boards()  # a replica that was killed while it started has left one
+    return killed
+
+
+def _join(stopping: threading.Thread, needed: list[psutil.Process]) -> None:
+    """Wait for a thread, and no longer than the processes run that it needs."""
+    until_s = time.monotonic() + _STOP_TIMEOUT_S
+    while stopping.is_alive() and time.monotonic() < until_s and any(map(_is_running, needed)):
+        stopping.join(_LOOK_S)
+
+
+def _is_gcs(process: psutil.Process) -> bool:
+    """Whether it is the part of Ray without which nothing else of it answers."""
+    try:
+        return process.name().startswith("gcs_server")
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _shut_down() -> None:

@@ -9,6 +9,8 @@ from waiting import assert_soon, at_rest
 
 pytestmark = pytest.mark.e2e
 
+VOCABULARY = 258
+"""As many tokens the tiny model knows, so that their last id is one less."""
 RANGE = "give a decimal number of milliseconds from 0.001 to 3600000"
 
 
@@ -101,6 +103,7 @@ def test_headers(deployment, headers, param, message):
         ({"prompt": []}, "prompt"),
         ({"prompt": "\ud800"}, "prompt"),
         ({"prompt": {"text": "hi"}}, "prompt"),
+        ({"prompt": [VOCABULARY]}, None),
         ({"prompt": [5_000_000_000]}, None),
         ({"prompt": [5_000_000_000], "echo": True}, None),
         ({"stream_options": {"include_usage": True}}, "stream"),

@@ -4,7 +4,9 @@ import re
 
 import pytest
 from transformers import PreTrainedTokenizerFast
+from vllm.config import ModelConfig
 from vllm.exceptions import VLLMValidationError
+from vllm.multimodal.inputs import PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers.hf import get_cached_tokenizer
 
@@ -23,6 +25,7 @@ def client(tmp_path_factory):
 
     class Client:
         asked = 0
+        model_config = ModelConfig(str(model))
 
         def get_tokenizer(self):
             return tokenizer
@@ -36,8 +39,8 @@ def client(tmp_path_factory):
     return client
 
 
-async def answer(client, **given):
-    return [piece async for piece in client.generate(PROMPT, SamplingParams(**given), "name")]
+async def answer(client, prompt=PROMPT, **given):
+    return [piece async for piece in client.generate(prompt, SamplingParams(**given), "name")]
 
 
 @pytest.mark.parametrize(
@@ -78,3 +81,26 @@ async def test_what_ends_an_engine_is_refused(client, given, message):
 )
 async def test_what_does_not_goes_on(client, given):
     assert await answer(client, **given) == ["name"]
+
+
+async def test_a_prompt_has_tokens_that_the_model_knows(client):
+    """An id of `vocab_size` passes vLLM's own check, and ended one engine after the other."""
+    vocabulary = client.model_config.get_vocab_size()
+    assert vocabulary <= client.get_tokenizer().max_token_id
+    assert await answer(client, {"type": "token", "prompt_token_ids": [vocabulary - 1]}) == ["name"]
+    for token_id in (vocabulary, vocabulary + 1):
+        with pytest.raises(VLLMValidationError, match=f"id {token_id}; .* last one is {vocabulary - 1}"):
+            await answer(client, {"type": "token", "prompt_token_ids": [1, token_id]})
+
+
+async def test_what_an_image_stands_for_needs_no_embedding(client):
+    vocabulary = client.model_config.get_vocab_size()
+    prompt = {
+        "type": "multimodal",
+        "prompt_token_ids": [1, vocabulary, vocabulary, 2],
+        "mm_placeholders": {"image": [PlaceholderRange(1, 2)]},
+    }
+    assert await answer(client, prompt) == ["name"]
+    prompt["mm_placeholders"]["image"] = [PlaceholderRange(1, 1)]
+    with pytest.raises(VLLMValidationError, match="the prompt has the token id"):
+        await answer(client, prompt)

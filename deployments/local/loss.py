@@ -1,0 +1,48 @@
+"""Ends `slackserve serve` when it waits for a Ray that does not answer any more, or has ended under it.
+
+A call that waits for such a Ray returns only when Ray's own patience of a minute ends, by aborting the
+process, with the replicas left running.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from deployments.local.launcher import LocalDeployment
+
+_LOOK_S: Final = 0.5
+_GO_ON_S: Final = 45.0
+"""Answers go on for so long without Ray; less than its own patience."""
+_BY_ITSELF_S: Final = 10.0
+"""Within which the command begins to stop once it is asked to, unless it waits for Ray."""
+
+
+def end_if_stuck(deployment: LocalDeployment, stop: threading.Event, console: Console) -> None:
+    """End this process and all of a deployment if nobody else does, after `stop` is set or Ray has ended."""
+    while not (stop.wait(_LOOK_S) or deployment.is_lost()):
+        pass
+    if not stop.wait(_GO_ON_S):
+        console.print(Text("Ray has ended; its logs are in /tmp/ray/session_latest/logs.", style="red"))
+    until_s = time.monotonic() + (_BY_ITSELF_S if stop.is_set() else 0.0)
+    while time.monotonic() < until_s:
+        if deployment.is_stopping:
+            return
+        time.sleep(_LOOK_S)
+    say_stopped(console, deployment.kill())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0 if stop.is_set() else 2)
+
+
+def say_stopped(console: Console, killed: int) -> None:
+    """Say that all has ended, and how many processes had to be killed."""
+    console.print(f"Stopped{f'; {killed} processes had to be killed' if killed else ''}.")

@@ -1,0 +1,64 @@
+"""However `slackserve serve` is told to end, it says so, and nothing of it is left."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import psutil
+import pytest
+import yaml
+from ports import free_port
+
+from benchmarks.harness.local_server import environment
+from benchmarks.harness.tiny_models import build_tiny_llama
+
+pytestmark = pytest.mark.e2e
+
+
+def family_of(process):
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(process.pid).children(recursive=True)
+    return []
+
+
+def names(processes):
+    found = set()
+    for each in processes:
+        with suppress(psutil.Error):
+            found.add(" ".join(each.cmdline()))
+    return " ".join(found)
+
+
+def test_a_signal_to_all_its_processes_ends_it(tmp_path):
+    """So do systemd and `timeout`. Parts of Ray end then; the command waited for them until it aborted."""
+    path, log, ports = tmp_path / "config.yaml", tmp_path / "log", random.randrange(24_000, 31_000)
+    config = {
+        "model": str(build_tiny_llama(tmp_path / "tiny")),
+        "port": free_port(),
+        "kv_transfer": {"prefill_port": ports, "decode_port": ports + 500},
+        "monitor": {"port": 0},
+    }
+    path.write_text(yaml.safe_dump(config))
+    command = [sys.executable, "-m", "deployments.cli", "serve", "--config", str(path)]
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment())
+    try:
+        gives_up_s = time.monotonic() + 120
+        while "ServeReplica:slackserve:Decode" not in names(family := family_of(process)):
+            assert time.monotonic() < gives_up_s, log.read_text()
+            time.sleep(0.5)
+        for each in [*family, psutil.Process(process.pid)]:
+            with suppress(psutil.NoSuchProcess):
+                each.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0, log.read_text()
+    finally:
+        process.kill()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert names(alive) == ""
+    said = log.read_text()
+    assert "Stopped" in said
+    assert "Traceback" not in said
+    assert "core_worker" not in said, said
