@@ -13,8 +13,8 @@ first token is carried is `decode_node.carrying`'s.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, nullcontext
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -111,6 +111,7 @@ class Orchestrator:
     droppable: frozenset[Tier] = frozenset()
     _runs: dict[JobId, Underway] = field(default_factory=dict)
     _here: dict[JobId, OnlyHere] = field(default_factory=dict)
+    _expected: dict[JobId, AwaitedKv] = field(default_factory=dict)
 
     def stand_before(self, client: Any) -> None:
         """Take what vLLM's OpenAI layer asks the engine for, of the requests of `run`, through prefill.
@@ -189,7 +190,18 @@ class Orchestrator:
     def awaited(self) -> tuple[AwaitedKv, ...]:
         """Its requests whose KV cache the engine has not got yet, also those whose prefill still waits."""
         here = [each.run for each in self._here.values() if each.run is not None]
-        return tuple(run.awaited for run in (*self._runs.values(), *here) if not run.has_kv)
+        runs = [run.awaited for run in (*self._runs.values(), *here) if not run.has_kv]
+        return (*self._expected.values(), *runs)
+
+    @contextmanager
+    def expects(self, context: RequestContext) -> Iterator[None]:
+        """Count a request as awaited that has come, until `run` or `run_here` has it."""
+        expected = self._expected[context.job_id] = AwaitedKv(context.job_id, context.tier)
+        try:
+            yield
+        finally:
+            if self._expected.get(context.job_id) is expected:
+                del self._expected[context.job_id]
 
     async def run(self, call: Call, context: RequestContext) -> AsyncGenerator[Any, None]:
         """The pieces of the answer; `context` is the request's as of now.
@@ -206,6 +218,7 @@ class Orchestrator:
         run.progress.bound = self.layer.why_bound(call)
         job_id = context.job_id
         self._runs[job_id] = run
+        self._expected.pop(job_id, None)
         given = {**xargs, **_objective(context), JOB_XARG: job_id}
         request = call.request.model_copy(update={"vllm_xargs": given})
         try:
@@ -227,6 +240,7 @@ class Orchestrator:
         request = call.request.model_copy(update={"vllm_xargs": given})
         searches = is_search(request)
         self._here[context.job_id] = here
+        self._expected.pop(context.job_id, None)
         if searches:
             IN_A_SEARCH.set(here)
         # The steps of a search have no turn, and each of them computes a prompt where nothing is cached.

@@ -280,7 +280,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             raise RuntimeError(msg)
         arrived = Arrived(request, info, context, arrived_s, is_chat)
         try:
-            async with self._places.one(context.tier), aclosing(self._counted(arrived)) as pieces:
+            async with aclosing(self._counted(arrived)) as pieces:
                 async for piece in pieces:
                     yield piece
         except (asyncio.CancelledError, GeneratorExit, TaskCancelledError):  # the client is gone
@@ -288,13 +288,16 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             raise
 
     async def _counted(self, arrived: Arrived) -> AsyncGenerator[Any, None]:
-        """The answer, while it counts as one of those that this replica has."""
+        """The answer, which counts here from its arrival, so also while it waits for a place."""
         self._ongoing += 1
         self._reporter.changed()
+        context = arrived.context
         try:
-            async with aclosing(self._answering.answer(arrived)) as pieces:
-                async for piece in pieces:
-                    yield piece
+            with self._orchestrator.expects(context):
+                answer = self._answering.answer(arrived)
+                async with self._places.one(context.tier), aclosing(answer) as pieces:
+                    async for piece in pieces:
+                        yield piece
         finally:
             self._ongoing -= 1
             self._reporter.changed()

@@ -43,7 +43,7 @@ class PrefillReported(Message):
     """A prefill replica has reported its work.
 
     Attributes:
-        jobs: Everything that it has accepted and not finished.
+        jobs: Everything that it has accepted and not finished, and behind that what waits for a place there.
         running: The job whose forward pass is under way; it stands for all in the same pass.
         running_for_s: How much of that pass's predicted time is behind it.
         preemptible_in_s: How soon the pass would stop for a more urgent prefill, in the mean; None when it
@@ -91,7 +91,7 @@ class DecodeReported(Message):
 
     Attributes:
         kv_usage: Fraction of its KV blocks in use.
-        running: Requests that it has, those whose prefill still runs included.
+        running: Requests that it has, those included that wait for a place or whose prefill still runs.
         kv_tokens: Tokens that its KV memory holds; 0 leaves it open.
         tpot_s: Recent time per output token; None when no token came since the last report.
         link_bytes_ps: Bytes per second of its own KV link; None when it has the link of all.
@@ -99,7 +99,8 @@ class DecodeReported(Message):
         local_prefills: How many prompts it is to compute itself and has not computed yet, by whose they are.
         local_prompt_s: Recent seconds from the end of one of them to the end of the next.
         load: What its streams hold and will hold; None when its engine does not say.
-        awaited: Those of its requests whose prefill waits or runs, or whose KV it has not got yet.
+        awaited: Those of its requests that wait for a place, whose prefill waits or runs, or whose KV it has
+            not got yet.
         caches_prefixes: Whether requests share the KV cache of prompts that begin alike.
     """
 

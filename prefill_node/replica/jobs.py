@@ -70,7 +70,7 @@ class JobTable:
         report: What is reported, by whom and of what replica.
         reporter: Sends it on each change.
         instruments: Must have `PREFILL`.
-        places: As many jobs as it has at once; others wait before they are accepted.
+        places: As many jobs as it has at once; others wait before they are accepted, and are reported, too.
     """
 
     def __init__(  # noqa: PLR0913 - a job concerns all of them
@@ -103,23 +103,30 @@ class JobTable:
     ) -> AsyncGenerator[Prefilled | ErrorResponse, None]:
         """Compute one prompt and sample a token; the only piece says where the KV blocks wait, or why not."""
         context = RequestContext.decode(info.headers[CONTEXT_HEADER])
-        arrived_s = time.monotonic()
-        job = self._prefill(request, info, context, arrived_s)
-        async with self._places.one(context.tier), aclosing(job) as answers:
-            async for answer in answers:
-                yield answer
+        attempt_id, tokens, arrived_s = context.attempt_id, len(request.token_ids), time.monotonic()
+        deadline_s = NO_DEADLINE if context.ttft_budget_s is None else arrived_s + context.ttft_budget_s
+        job = Accepted(attempt_id, context.tier, tokens, deadline_s, arrived_s, context.cached_tokens)
+        if attempt_id not in self._released:
+            self._ledger.came(job)
+        self._reporter.changed()
+        try:
+            work = self._prefill(request, info, context, job)
+            async with self._places.one(context.tier), aclosing(work) as answers:
+                async for answer in answers:
+                    yield answer
+        finally:
+            self._leave(attempt_id)
 
     async def _prefill(
-        self, request: PrefillRequest, info: Any, context: RequestContext, arrived_s: float
+        self, request: PrefillRequest, info: Any, context: RequestContext, job: Accepted
     ) -> AsyncGenerator[Prefilled | ErrorResponse, None]:
-        attempt_id = context.attempt_id
+        attempt_id = job.job_id
         if attempt_id in self._released:
             yield _gone(attempt_id)
             return
-        deadline_s = NO_DEADLINE if context.ttft_budget_s is None else arrived_s + context.ttft_budget_s
-        self._accept(context, len(request.token_ids), deadline_s, arrived_s)
+        self._accept(context, job)
         sampled = request.sampled_by(draws_of(self._engine._engine_client.vllm_config))  # noqa: SLF001 - no public way in
-        params = self._params(sampled or nothing_but_kv(), context, deadline_s, arrived_s)
+        params = self._params(sampled or nothing_but_kv(), context, job)
         work = asyncio.get_running_loop().create_task(self._compute(request, params, info))
         self._computing[attempt_id] = work
         work.add_done_callback(lambda _: self._computing.pop(attempt_id, None))
@@ -132,34 +139,33 @@ class JobTable:
             self._background.run("release", self.release(attempt_id), job_id=context.job_id)
             raise
         finally:
-            self._end(context, arrived_s, abandoned=abandoned)
+            self._end(context, job.arrived_s, abandoned=abandoned)
 
     async def release(self, attempt_id: JobId) -> None:
         """Release an attempt at a job wherever it is: not yet here, running, or waiting to be pulled."""
         self._released[attempt_id] = None
         while len(self._released) > _REMEMBER_RELEASED:
             self._released.popitem(last=False)
+        self._leave(attempt_id)
         if (work := self._computing.get(attempt_id)) is not None:
             work.cancel()
             await asyncio.wait([work])
         await self._abandon(attempt_id)
         self._watch.changed()
 
-    def _params(
-        self, asked: SamplingParams, context: RequestContext, deadline_s: float, arrived_s: float
-    ) -> SamplingParams:
+    def _params(self, asked: SamplingParams, context: RequestContext, job: Accepted) -> SamplingParams:
         """As asked for, with what the scheduler has to know of the job."""
         predictor = self._ledger.predictor
         xargs = {
             **(asked.extra_args or {}),
-            JOB_XARG: context.attempt_id,
+            JOB_XARG: job.job_id,
             PREDICTOR_XARG: predictor.encode(),
             WEIGHT_XARG: weight_of(self._governor.weights, context.tier),
             TIER_XARG: context.tier,
-            ARRIVED_XARG: arrived_s,
+            ARRIVED_XARG: job.arrived_s,
         }
-        if deadline_s != NO_DEADLINE:
-            xargs[DEADLINE_XARG] = deadline_s
+        if job.deadline_s != NO_DEADLINE:
+            xargs[DEADLINE_XARG] = job.deadline_s
         if (bound := self._governor.profile.bound) is not None:
             xargs[STOP_BOUND_XARG] = bound.encode()
         if context.cached_tokens:
@@ -218,12 +224,16 @@ class JobTable:
             raise RuntimeError(f"the prefill replica has no LoRA adapter {adapter.name!r} of {adapter.path}")
         return found
 
-    def _accept(self, context: RequestContext, tokens: int, deadline_s: float, arrived_s: float) -> None:
-        job = Accepted(context.attempt_id, context.tier, tokens, deadline_s, arrived_s, context.cached_tokens)
+    def _leave(self, attempt_id: JobId) -> None:
+        """A job does not wait for a place any more, if it did."""
+        self._ledger.left(attempt_id)
+        self._reporter.changed()
+
+    def _accept(self, context: RequestContext, job: Accepted) -> None:
         self._governor.arrived(job, time.monotonic())
-        self._record.follow(context.attempt_id, JobSpans(context.traceparent, arrived_s))
-        if context.prompt_bytes > 0 and tokens > 0:
-            self._report.note_length(context.tenant, context.prompt_bytes, tokens)
+        self._record.follow(job.job_id, JobSpans(context.traceparent, job.arrived_s))
+        if context.prompt_bytes > 0 and job.tokens > 0:
+            self._report.note_length(context.tenant, context.prompt_bytes, job.tokens)
         self._watch.changed()
         self._reporter.changed()
         logs.event(
@@ -231,7 +241,7 @@ class JobTable:
             request_id=context.request_id,
             job_id=context.job_id,
             tier=context.tier,
-            tokens=tokens,
+            tokens=job.tokens,
             budget_s=context.ttft_budget_s,
         )
 

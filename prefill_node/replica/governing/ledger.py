@@ -1,4 +1,4 @@
-"""What a prefill replica has accepted and not finished, as it reports it to the router.
+"""What a prefill replica has to do, as it reports it to the router: accepted, or waiting for a place.
 
 Pure: events in, snapshots out, no clock. The engine's own queue lives in another process; this is the
 replica process's account of it.
@@ -19,7 +19,7 @@ _REMEMBER_ABANDONED = 4096
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """A prefill that the replica has accepted; the deadline is infinite for none.
+    """A prefill that is accepted, or will be once it has a place; the deadline is infinite for none.
 
     Attributes:
         cached_tokens: Prompt tokens that the prefix cache is expected to hold.
@@ -40,15 +40,30 @@ class Accepted(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class PrefillLedger:
-    """Accepted prefills, and those whose clients left before they were done."""
+    """Accepted prefills, and those whose clients left before they were done.
+
+    Attributes:
+        without_place: Those that wait for a place; they are accepted when they have one.
+    """
 
     predictor: PrefillPredictor
     accepted: dict[JobId, Accepted] = field(default_factory=dict)
+    without_place: dict[JobId, Accepted] = field(default_factory=dict)
     abandoned: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _ended: list[JobId] = field(default_factory=list)
 
+    def came(self, job: Accepted) -> None:
+        """A prefill waits for a place."""
+        self.without_place[job.job_id] = job
+
+    def left(self, job_id: JobId) -> None:
+        """A prefill does not wait for a place any more, and has none; one that has is left alone."""
+        if self.without_place.pop(job_id, None) is not None:
+            self._ended.append(job_id)
+
     def arrived(self, job: Accepted) -> None:
         """A prefill was accepted."""
+        self.without_place.pop(job.job_id, None)
         self.accepted[job.job_id] = job
         self.abandoned.pop(job.job_id, None)
 

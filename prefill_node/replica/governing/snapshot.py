@@ -22,8 +22,9 @@ class ReplicaLoad(NamedTuple):
     """What a replica has to do.
 
     Attributes:
-        jobs: Each accepted prefill with the tokens still to compute, in the order in which they run. The
-            running pass is told as the whole of `running`; the others in it have none left.
+        jobs: Each accepted prefill with the tokens still to compute, in the order in which they run, and
+            behind them those that wait for a place. The running pass is told as the whole of `running`; the
+            others in it have none left.
         running: One of the jobs in the running pass.
         running_for_s: How much of that pass's predicted time is behind it.
         preemptible_in_s: How soon the pass would be preempted; None when it would not.
@@ -51,8 +52,7 @@ def load(
         item.prefill.job_id: (item.tokens, item.prefill.work_s) for item in view.queue
     }
     for job in governor.fresh(view):
-        tokens, context = job.left(0)
-        waiting[job.job_id] = tokens, governor.ledger.predictor.work_s(tokens, context)
+        waiting[job.job_id] = _whole(governor, job)
     steps: dict[JobId, SuspendedView] = {}
     for step in view.suspended:
         steps.update((member.job_id, step) for member in step.members)
@@ -63,7 +63,9 @@ def load(
             tokens = math.ceil(suspended.tokens * (1 - suspended.done)) + suspended.behind_tokens
             _stand_for_all(left, _known(governor, suspended.members), tokens, prefill.remaining_s)
     left |= {job_id: (0, 0.0) for job_id in accepted if job_id not in left}
+    behind = governor.ledger.without_place
     jobs = _outstanding(accepted, left, now_s)
+    jobs += _outstanding(behind, {job_id: _whole(governor, job) for job_id, job in behind.items()}, now_s)
     if view.step is None or not running:
         return ReplicaLoad(jobs, None, 0.0, None)
     return ReplicaLoad(
@@ -134,6 +136,12 @@ def _finite(seconds: float) -> float | None:
 def _known(governor: Governor, members: Sequence[Prefill]) -> tuple[Prefill, ...]:
     """The members of a step whose clients are still there."""
     return tuple([member for member in members if member.job_id in governor.ledger.accepted])
+
+
+def _whole(governor: Governor, job: Accepted) -> tuple[int, float]:
+    """Tokens and seconds of a job of which nothing is computed."""
+    tokens, context = job.left(0)
+    return tokens, governor.ledger.predictor.work_s(tokens, context)
 
 
 def _stand_for_all(

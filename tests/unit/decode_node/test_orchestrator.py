@@ -915,6 +915,24 @@ async def test_the_router_is_told_what_kv_is_awaited_until_it_is_there(request_,
     assert served.awaited() == ()
 
 
+async def test_one_that_has_come_is_named_until_its_run_names_it():
+    steps = Play({A: None})
+    served, call = orchestrated(steps)
+    with served.expects(context()):
+        assert served.awaited() == (AwaitedKv("job", STANDARD, 0),)
+        task = asyncio.create_task(anext(served.run(call, context())))
+        await until(lambda: steps.contexts)
+        assert served.awaited() == (AwaitedKv("job", STANDARD, 100),)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert served.awaited() == ()
+    with served.expects(context()):
+        with served.expects(context()):
+            pass
+        assert served.awaited() == (), "the same job that has come once more is the one that counts"
+    assert served.awaited() == ()
+
+
 async def test_one_that_has_left_awaits_its_kv_again():
     steps = Play({A: [[SECOND], (LEAVES, [])], B: None}, [Replaced(B, 0.2)], scheduler=PRESSURE_SCHEDULER)
     served, call = orchestrated(steps, leaves=True)

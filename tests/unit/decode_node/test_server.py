@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,17 +10,20 @@ from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
 from decode_node.handshakes import NothingPulledError
+from decode_node.orchestrator import Orchestrator
+from decode_node.requests.local_prefills import LocalPrefills
 from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.underway import Call, Underway
 from decode_node.server import DecodeServer
 from decode_node.spans import RequestSpans
 from kv_transfer.places import Places
+from slo.reports import AwaitedKv
 from slo.request import CONTEXT_HEADER, JobId, ReplicaId, RequestContext
 from slo.tiers import DEFAULT_TIERS, STANDARD
+from telemetry.engine_tap import EngineTap
 from telemetry.reporting.background import Background
 
 CONTEXT = RequestContext(JobId("job"), "request", STANDARD, None)
-INFO = SimpleNamespace(headers={CONTEXT_HEADER: CONTEXT.encode()})
 
 
 class Replica:
@@ -34,6 +38,7 @@ class Replica:
         self.server._background = Background()
         self.server._router = SimpleNamespace(generated=SimpleNamespace(remote=self.generated))
         self.server._answering = self
+        self.server._orchestrator = Orchestrator(*[None] * 5)
 
     async def generated(self, job_id, tokens):
         self.told.append((job_id, tokens))
@@ -45,8 +50,9 @@ class Replica:
                 await asyncio.sleep(0.01)
             yield number
 
-    def asked(self):
-        return self.server._in_turn(None, INFO, is_chat=False)
+    def asked(self, job_id=CONTEXT.job_id):
+        info = SimpleNamespace(headers={CONTEXT_HEADER: replace(CONTEXT, job_id=job_id).encode()})
+        return self.server._in_turn(None, info, is_chat=False)
 
 
 async def test_of_an_answer_that_ends_it_hears_nothing_here():
@@ -122,6 +128,34 @@ async def test_who_leaves_before_there_is_a_place_for_it_has_had_nothing():
         await asyncio.gather(waiting, return_exceptions=True)
     await asyncio.sleep(0.01)
     assert replica.told == [("job", 0)]
+
+
+async def test_who_waits_for_a_place_and_who_is_rendered_are_among_those_whose_kv_is_awaited():
+    """The router would take them for lost, and the replica for one that has room."""
+    replica, rendered = Replica(), asyncio.Event()
+    replica.server._replica_id, replica.server._watchdog = ReplicaId("d"), None
+    replica.server._layer = SimpleNamespace(is_dead=False)
+    replica.server._local = replica.server._short = LocalPrefills(1)
+    replica.server._tap = EngineTap("decode", SimpleNamespace(set=lambda *_, **__: None))
+
+    async def answer(arrived):
+        await rendered.wait()
+        yield "answer"
+
+    replica.answer = answer
+    asked = [asyncio.create_task(anext(replica.asked(JobId(f"{n}")))) for n in range(5)]
+    await asyncio.sleep(0.01)
+    told = replica.server._report()
+    assert (told.running, told.awaited) == (5, tuple(AwaitedKv(JobId(f"{n}"), STANDARD) for n in range(5)))
+    asked[3].cancel()
+    await asyncio.sleep(0.01)
+    told = replica.server._report()
+    assert (told.running, [one.job_id for one in told.awaited]) == (4, ["0", "1", "2", "4"])
+    for one in asked:
+        one.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+    told = replica.server._report()
+    assert (told.running, told.awaited) == (0, ())
 
 
 async def test_who_fails_goes_on_elsewhere_and_nothing_is_told():

@@ -1,6 +1,7 @@
 """A job is computed once for each attempt, and what is said of one attempt holds for that alone."""
 
 import asyncio
+import time
 from collections import deque
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -12,10 +13,15 @@ from vllm.lora.request import LoRARequest
 
 from kv_transfer.places import Places
 from prefill_node.engine.scheduler import RELEASE_PREFIX
+from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import PrefillLedger
+from prefill_node.replica.governing.snapshot import load
 from prefill_node.replica.jobs import CLIENT_CLOSED_REQUEST, JobTable
 from sampling.carried import KV_PARAMS, Adapter, CacheUse, Prefilled, PrefillRequest, first_token
+from slo.predict.pass_shape import PassShape
 from slo.predict.prefill_time import PrefillPredictor
+from slo.preemption.types import PreemptionRules
+from slo.queue.order import QueueOrder
 from slo.request import CONTEXT_HEADER, ENGINE_DIED, JOB_XARG, JobId, ReplicaId, RequestContext, job_of
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
@@ -146,6 +152,47 @@ async def test_before_a_full_replica_a_premium_job_goes_before_background_ones(t
     client.go.set()
     await asyncio.gather(*jobs, return_exceptions=True)
     assert not table._ledger.accepted
+
+
+def reported(table):
+    """What the router is told: the jobs and their budgets, and which have ended."""
+    profile = ForwardProfile(PassShape.even(4), (100.0,) * 4)
+    governor = Governor(table._ledger, {STANDARD: 1.0}, PreemptionRules(), QueueOrder.SEDF, profile)
+    told = load(governor, None, (0, 0), time.monotonic())
+    return {job.job_id: job for job in told.jobs}, table._ledger.take_ended()
+
+
+async def test_what_waits_before_a_full_replica_is_reported_behind_what_it_has(table, client):
+    """The router would take them for lost, and the replica for one that has hardly anything to do."""
+    jobs = [asyncio.create_task(prefill(table, job=f"{n}", tier=BACKGROUND)) for n in range(30)]
+    await asyncio.sleep(0.01)
+    told, ended = reported(table)
+    assert (list(told), ended) == ([f"{n}" for n in range(30)], ())
+    assert told["29"].tokens == told["0"].tokens == 3
+    assert told["29"].work_s == pytest.approx(0.003)
+    changes = table._reporter.changed.call_count
+    jobs[20].cancel()
+    await asyncio.sleep(0.01)
+    told, ended = reported(table)
+    assert ("20" in told, ended) == (False, ("20",))
+    assert table._reporter.changed.call_count > changes
+    client.go.set()
+    await asyncio.gather(*jobs, return_exceptions=True)
+    told, ended = reported(table)
+    assert (told, len(ended)) == ({}, 29)
+
+
+async def test_what_is_released_before_it_has_a_place_is_not_reported_any_more(table, client):
+    await table.release(JobId("8"))
+    jobs = [asyncio.create_task(prefill(table, job=f"{n}")) for n in (*range(8), 9, 8)]
+    await asyncio.sleep(0.01)
+    await table.release(JobId("9"))
+    told, ended = reported(table)
+    assert (list(told), ended) == ([f"{n}" for n in range(8)], ("9",))
+    client.go.set()
+    answers = await asyncio.gather(*jobs)
+    assert [each.error.code for each in answers[8:]] == [CLIENT_CLOSED_REQUEST] * 2
+    assert sorted(reported(table)[1]) == [f"{n}" for n in range(8)]
 
 
 async def test_the_governor_is_told_when_a_job_got_its_place_and_the_deadline_runs_since_it_came(table):

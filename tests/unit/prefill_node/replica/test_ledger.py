@@ -36,6 +36,19 @@ def test_ends_are_reported_once_in_their_order():
     assert three.take_ended() == ("c",), "however it ended"
 
 
+def test_what_waits_for_a_place_is_kept_apart_until_it_has_one_or_leaves():
+    one = ledger("a")
+    one.came(job("b"))
+    one.came(job("c"))
+    assert (list(one.accepted), list(one.without_place)) == (["a"], ["b", "c"])
+    one.arrived(job("b"))
+    for name in "abc":
+        one.left(JobId(name))
+    assert (list(one.accepted), list(one.without_place)) == (["a", "b"], [])
+    assert one.take_ended() == ("c",), "the others have a place"
+    assert not one.abandoned
+
+
 def test_those_whose_clients_left_are_remembered():
     two = ledger("a", "b")
     two.ended(JobId("a"), abandoned=True)

@@ -15,6 +15,7 @@ from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits, PreemptionRules
 from slo.queue.order import QueueOrder
 from slo.queue.slack import NO_DEADLINE
+from slo.reports import OutstandingJob
 from slo.request import JobId
 from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
@@ -87,6 +88,14 @@ TOKENS = {
 @pytest.mark.parametrize(("shown", "expected"), TOKENS.values(), ids=TOKENS.keys())
 def test_tokens_still_to_compute(shown, expected):
     assert left(load(governor(job("a"), job("b"), job("c")), shown, NOTHING_REACHED, NOW_S)) == expected
+
+
+def test_what_waits_for_a_place_is_told_last_with_all_its_work():
+    governed = governor(job("a"), job("b"))
+    governed.ledger.came(Accepted(JobId("c"), PREMIUM, 1000, NOW_S + 5.0, 99.0, cached_tokens=400))
+    told = load(governed, view(running("b")), NOTHING_REACHED, NOW_S)
+    assert list(left(told)) == ["b", "a", "c"]
+    assert told.jobs[-1] == OutstandingJob(JobId("c"), PREMIUM, 600, 5.0, pytest.approx(0.6))
 
 
 @pytest.mark.parametrize(
