@@ -6,10 +6,11 @@ Owns the shape of a key and of the file of keys. What limits a tenant can have i
 
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Annotated, ClassVar, Final, Self
 
 from pydantic import AwareDatetime, Field, ValidationError, model_validator
 
@@ -22,10 +23,14 @@ from slo.tiers import Tier, TierSet
 
 _MIN_CHARACTERS: Final = 8
 """Of a key."""
+_VARIABLE: Final = re.compile(r"[A-Z_][A-Z0-9_]*")
+"""What environment variables are usually called."""
 
 
 class KeyConfig(Section):
     """One API key; `key_env` names the environment variable that holds it, a file of keys may have `key`."""
+
+    tells_unknown_keys: ClassVar[bool] = False
 
     tenant: Annotated[str, Field(min_length=1, max_length=64)]
     name: Annotated[str, Field(pattern=r"^[\w.:@/-]{1,64}$")] | None = Field(
@@ -75,6 +80,8 @@ class KeyConfig(Section):
             assert self.key_env is not None
             whose = f"tenant {self.tenant!r} takes its key from ${self.key_env}, which"
             if (found := os.environ.get(self.key_env)) is None:
+                if _VARIABLE.fullmatch(self.key_env) is None:  # maybe the key itself
+                    whose = f"tenant {self.tenant!r} takes its key from a variable that"
                 raise ConfigError(f"api_keys: {whose} is not set")
             value = found
         if len(value := value.strip()) < _MIN_CHARACTERS:
@@ -83,21 +90,27 @@ class KeyConfig(Section):
         return value
 
 
+class _KeyFile(Section):
+    """What a file of keys holds, under the name that it has in a configuration."""
+
+    api_keys: tuple[KeyConfig, ...]
+
+
 def read_keys(path: Path | None) -> tuple[KeyConfig, ...]:
     """The keys in a file, at least one; none without a file.
 
     Raises:
-        ConfigError: when it cannot be read or is no list of keys.
+        ConfigError: when it cannot be read or is no list of keys. It names places, and quotes nothing.
     """
     if path is None:
         return ()
-    values = read_yaml(path, ConfigError)
+    values = read_yaml(path, ConfigError, is_quoted=False)
     if not isinstance(values, list) or not values:
         # A file without keys would let everybody in.
         msg = f"{path}: expected a list of keys, each with tenant and key"
         raise ConfigError(msg)
     try:
-        return tuple(KeyConfig.model_validate(value) for value in values)
+        return _KeyFile(api_keys=tuple(values)).api_keys
     except ValidationError as error:
         raise ConfigError(explain(error, str(path))) from None
 

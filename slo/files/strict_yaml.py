@@ -20,13 +20,15 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from yaml.error import MarkedYAMLError
+from yaml.scanner import ScannerError
 
 from slo.objectives import MAX_OBJECTIVE_MS, MIN_OBJECTIVE_MS
 from slo.tiers import Tier, check_tier_name
 
 ObjectiveMs = Annotated[float, Field(ge=MIN_OBJECTIVE_MS, le=MAX_OBJECTIVE_MS, allow_inf_nan=False)]
-SECRET = "key"  # noqa: S105 - the key of a file
-"""The key of a file whose value is nobody's business."""
+API_KEYS = "api_keys"
+"""The key of a file under which stand secrets."""
 _MERGE = "tag:yaml.org,2002:merge"
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -55,7 +57,16 @@ Address = Annotated[str, AfterValidator(_named_address)]
 
 
 class _KeyGivenTwiceError(ValueError):
-    """A key is there twice under one head; the message names both lines."""
+    """A key is there twice under one head."""
+
+    def __init__(self, key: str, line: int, first: int) -> None:
+        super().__init__(key, line, first)
+        self._key, self._line, self._first = key, line, first
+
+    def told(self, *, with_key: bool) -> str:
+        """Both lines, and the key."""
+        what = f"the key {self._key!r}" if with_key else "a key"
+        return f"line {self._line}: {what} is given twice, first in line {self._first}; leave out one"
 
 
 class _Loader(yaml.SafeLoader):
@@ -78,10 +89,7 @@ class _Loader(yaml.SafeLoader):
                 continue
             name, line = (key.tag, key.value), key.start_mark.line + 1
             if name in lines:
-                raise _KeyGivenTwiceError(
-                    f"line {line}: the key {key.value!r} is given twice, first in line {lines[name]}; "
-                    "leave out one"
-                )
+                raise _KeyGivenTwiceError(key.value, line, lines[name])
             lines[name] = line
         return node
 
@@ -94,6 +102,8 @@ class Section(BaseModel):
     """A part of a file: unknown keys are refused, with the nearest valid one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    tells_unknown_keys: ClassVar[bool] = True
+    """Whether a complaint names them: what stands where a key belongs may be a secret that lost its own."""
 
     @model_validator(mode="before")
     @classmethod
@@ -101,7 +111,8 @@ class Section(BaseModel):
         if isinstance(values, dict):
             for key in values:
                 if key not in cls.model_fields:
-                    raise ValueError(f"unknown key {key!r}; {nearest(str(key), cls.model_fields)}")
+                    name = f" {key!r}" if cls.tells_unknown_keys else ""
+                    raise ValueError(f"unknown key{name}; {nearest(str(key), cls.model_fields)}")
         return values
 
 
@@ -142,8 +153,13 @@ def read_mapping(path: Path, refusal: type[Exception]) -> dict[str, Any]:
     return values
 
 
-def read_yaml(path: Path, refusal: type[Exception]) -> Any:
+def read_yaml(path: Path, refusal: type[Exception], *, is_quoted: bool = True) -> Any:
     """What a file holds; no keys when it is empty.
+
+    Args:
+        path: The file.
+        refusal: What is raised.
+        is_quoted: Whether complaints quote the file; one with secrets is not.
 
     Raises:
         refusal: when it cannot be read or is not YAML.
@@ -154,11 +170,11 @@ def read_yaml(path: Path, refusal: type[Exception]) -> Any:
         raise refusal(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise refusal(f"{path}: is not YAML: {error}") from None
-    return parse_yaml(text, str(path), refusal)
+    return parse_yaml(text, str(path), refusal, is_quoted=is_quoted)
 
 
-def parse_yaml(text: str, source: str, refusal: type[Exception]) -> Any:
-    """What a text holds; no keys when it is empty.
+def parse_yaml(text: str, source: str, refusal: type[Exception], *, is_quoted: bool = True) -> Any:
+    """What a text holds; no keys when it is empty. Arguments as of `read_yaml`.
 
     Raises:
         refusal: when it is not YAML, or a key is given twice.
@@ -166,22 +182,32 @@ def parse_yaml(text: str, source: str, refusal: type[Exception]) -> Any:
     try:
         values = yaml.load(text, _Loader)  # noqa: S506 - it is a SafeLoader
     except _KeyGivenTwiceError as error:
-        raise refusal(f"{source}: {error}") from None
+        raise refusal(f"{source}: {error.told(with_key=is_quoted)}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # 2026-06-31 is a ValueError
-        raise refusal(f"{source}: is not YAML: {error}") from None
+        raise refusal(f"{source}: is not YAML{f': {error}' if is_quoted else _unquoted(error)}") from None
     return {} if values is None else values
+
+
+def _unquoted(error: Exception) -> str:
+    """Where a text is no YAML, and why as far as that quotes no more than one character of it."""
+    if isinstance(error, ValueError):
+        return ": a date or a number is none"
+    if not isinstance(error, MarkedYAMLError) or (at := error.problem_mark) is None:
+        return ""
+    why = f": {error.problem}" if isinstance(error, ScannerError) else ""  # others quote tags and anchors
+    return f": line {at.line + 1}, column {at.column + 1}{why}"
 
 
 def explain(error: ValidationError, source: str) -> str:
     """All of a validation error's complaints, one a line, each with its key and what was given.
 
-    What a key named `SECRET` was given is not told: such messages go to logs.
+    What stands under `API_KEYS` is not told: such messages go to logs.
     """
     lines = []
     for item in error.errors(include_url=False):
         key = ".".join(str(part) for part in item["loc"]) or "top level"
         given = item.get("input")
-        is_shown = isinstance(given, str | int | float | bool) and item["loc"][-1:] != (SECRET,)
+        is_shown = isinstance(given, str | int | float | bool) and API_KEYS not in item["loc"]
         shown = f" (given: {given!r})" if is_shown else ""
         lines.append(f"{source}: {key}: {item['msg'].removeprefix('Value error, ')}{shown}")
     return "\n".join(lines)

@@ -1,6 +1,7 @@
 """Keys: where they come from, what they may do, and what is refused of them."""
 
 import pickle
+import re
 from datetime import UTC, datetime
 
 import pytest
@@ -76,6 +77,52 @@ def test_a_key_that_is_no_key_is_not_told(key, in_file):
         with pytest.raises(ConfigError, match="key: ") as refused:
             read()
         assert str(key).strip("[']") not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("entry", "complaint"),
+    [
+        ("tenant: acme\n  key: sk-live-1234: rotated", "line 2, column 20: mapping values are not allowed"),
+        ("{tenant: acme, key: sk-live-1234\n- {tenant: b, key: sk-live-5678}", "line 2, column 3"),
+        ("tenant: acme\n  key: sk-live-1234\n\texpires: 2027-01-01T00:00:00Z", "line 3, column 1"),
+        ("tenant: acme\n  key: @sk-live-1234", "line 2, column 8: found character '@'"),
+        ('tenant: acme\n  key: "sk-live-1234', "line 3, column 1: found unexpected end of stream"),
+        ("tenant: acme\n  key: *sk-live-1234", "line 2, column 8"),
+        ("tenant: acme\n  key: !sk-live-1234", "line 2, column 8"),
+        ("tenant: acme\n  key: !sk-live-1234!x", "line 2, column 8"),
+        ("tenant: acme\n  key: !!int sk-live-1234", "is not YAML: a date or a number is none"),
+        ("tenant: acme\n  key: sk-live-1234\n  key: sk-live-5678", "line 3: a key is given twice, first in"),
+        ("{tenant: acme, sk-live-1234: a, sk-live-1234: b}", "line 1: a key is given twice, first in line 1"),
+        ("tenant: acme\n  key: sk-live-1234\n  expires: 2026-06-31", "is not YAML: a date or a number"),
+        ("sk-live-1234", "api_keys.0: "),
+        ("tenant: acme\n  sk-live-1234:", "api_keys.0: unknown key; known are tenant, name, key, "),
+        ("tenant: acme\n  sk-live-1234: key", "api_keys.0: unknown key; known are tenant, name, key, "),
+        ("{tenant: acme, key: [sk-live-1234]}", "api_keys.0.key: "),
+        ("{tenant: acme, name: sk-live-1234+, key: key-of-acme}", "api_keys.0.name: "),
+        ("{tenant: acme, key: sk-live-1234, expires: never}", "api_keys.0.expires: "),
+        ("{tenant: acme, key_env: sk-live-1234}", "its key from a variable that is not set"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_file_of_keys_tells_its_place_and_no_key(entry, complaint, tmp_path):
+    """Such messages are logged, and Serve shows them as the state of the application."""
+    path = tmp_path / "keys.yaml"
+    path.write_text(f"- {entry}\n")
+    with pytest.raises(ConfigError, match=re.escape(complaint)) as refused:
+        parse({"api_keys_file": str(path)}).key_source()
+    assert "sk-live" not in str(refused.value)
+
+
+@pytest.mark.parametrize("entry", ["sk-live-1234", {"tenant": "a", "sk-live-1234": None}])
+def test_a_mistake_in_the_configured_keys_tells_its_place_and_no_key(entry):
+    with pytest.raises(ConfigError, match=r"api_keys\.0: ") as refused:
+        parse({"api_keys": [entry]})
+    assert "sk-live" not in str(refused.value)
+
+
+def test_what_is_wrong_with_an_entry_is_told_with_its_place(in_file):
+    keys = {"tenant": "a", "key": "key-of-a-1"}, {"tenant": "b", "key": "key-of-b-1", "expirse": "x"}
+    with pytest.raises(ConfigError, match=r"keys\.yaml: api_keys\.1: unknown key; did you mean 'expires'\?"):
+        in_file(*keys).key_source()
 
 
 @pytest.mark.parametrize("blank", ["\n", "\r\n", " \t"])

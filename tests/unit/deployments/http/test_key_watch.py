@@ -80,6 +80,18 @@ def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_once(file, caplo
         assert_soon(lambda: knows(watch, "b-key-12345") == "b", 3)
 
 
+def test_no_key_is_logged_that_has_a_mistake_beside_it(file, caplog):
+    write(file, "a-key-12345")
+    watch = built(file)
+    with caplog.at_level("INFO", "ray.serve"):
+        assert knows(watch, "a-key-12345") == "a"
+        told = len(caplog.records)
+        file.write_text("- tenant: a\n  key: b-key-12345: new\n")
+        assert_soon(lambda: len(caplog.records) > told, 3)
+    assert "line 2, column 19: mapping values are not allowed here" in caplog.text
+    assert "b-key" not in caplog.text
+
+
 def test_what_was_revoked_since_the_application_was_built_is_refused_from_the_first_request_on(file):
     write(file, "a-key-12345", "b-key-12345")
     watch = built(file)
