@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from operator import index
 from pathlib import Path
 from typing import Any, Final
 
+from safetensors import SafetensorError, safe_open
+from vllm.config.lora import LoRAConfig
 from vllm.entrypoints.openai.models.protocol import LoRAModulePath
+from vllm.lora.peft_helper import PEFTHelper
 
 from deployments.config import ConfigError
 from deployments.models.store import local_path
@@ -19,6 +23,8 @@ from deployments.models.store import local_path
 RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM has room for."""
 _CONFIG: Final = "adapter_config.json"
+_WEIGHTS: Final = ("adapter_model.safetensors", "adapter_model.bin", "adapter_model.pt")
+"""Where vLLM looks for them, in this order."""
 
 
 def adapter_kwargs(adapters: Mapping[str, str], max_rank: int | None, model_id: str) -> dict[str, Any]:
@@ -27,7 +33,8 @@ def adapter_kwargs(adapters: Mapping[str, str], max_rank: int | None, model_id: 
     All of them fit into one forward pass, so that none waits for another's.
 
     Raises:
-        ConfigError: One has the model's own name, is not there, or has a rank above `max_rank`.
+        ConfigError: One has the model's own name, is not there, has a rank above `max_rank`, or is not one
+            that vLLM loads.
     """
     if not adapters:
         return {}
@@ -35,10 +42,13 @@ def adapter_kwargs(adapters: Mapping[str, str], max_rank: int | None, model_id: 
         raise ConfigError(f"lora.adapters: {model_id!r} is the name of the model; give the adapter another")
     places = {name: _place(name, where) for name, where in adapters.items()}
     ranks = {name: rank for name, place in places.items() if (rank := _rank(name, place)) is not None}
+    room = LoRAConfig(max_lora_rank=_room(ranks, max_rank), max_loras=len(adapters))
+    for name in ranks:
+        _check(name, Path(places[name]), room)
     return {
         "enable_lora": True,
-        "max_loras": len(adapters),
-        "max_lora_rank": _room(ranks, max_rank),
+        "max_loras": room.max_loras,
+        "max_lora_rank": room.max_lora_rank,
         "lora_modules": [LoRAModulePath(name, place) for name, place in places.items()],
     }
 
@@ -61,9 +71,29 @@ def _rank(name: str, place: str) -> int | None:
     if not written.is_file():
         return None
     try:
-        return int(json.loads(written.read_text())["r"])
+        return index(json.loads(written.read_text())["r"])
     except (ValueError, KeyError, TypeError) as error:
         msg = f"lora.adapters.{name}: {written} does not say its rank r ({error!r}); is it a LoRA of PEFT?"
+        raise ConfigError(msg) from None
+
+
+def _check(name: str, place: Path, room: LoRAConfig) -> None:
+    """Hold an adapter that is here against vLLM, as far as that needs no model: it would end a replica."""
+    try:
+        PEFTHelper.from_local_dir(str(place), None).validate_legal(room)
+    except (ValueError, TypeError) as error:
+        msg = f"lora.adapters.{name}: {place / _CONFIG}: vLLM does not load it: {error}"
+        raise ConfigError(msg) from None
+    weights = next((place / each for each in _WEIGHTS if (place / each).is_file()), None)
+    if weights is None:
+        raise ConfigError(f"lora.adapters.{name}: {place} has no weights, as {_WEIGHTS[0]}")
+    if weights.suffix != ".safetensors":
+        return
+    try:
+        with safe_open(weights, framework="np"):
+            pass
+    except SafetensorError as error:  # as of a pointer that Git LFS left, or a copy that broke off
+        msg = f"lora.adapters.{name}: {weights} cannot be read ({error}); copy it again"
         raise ConfigError(msg) from None
 
 

@@ -1,6 +1,9 @@
 import json
+from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from deployments.config import ConfigError
 from deployments.models.adapters import adapter_kwargs
@@ -8,11 +11,13 @@ from deployments.models.adapters import adapter_kwargs
 
 @pytest.fixture
 def saved(tmp_path):
-    """The directory of an adapter, of which only its description is there."""
+    """The directory of an adapter as PEFT saves it, but for what is said of it."""
 
     def save(name, **described):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "adapter_config.json").write_text(json.dumps(described))
+        usual = {"peft_type": "LORA", "lora_alpha": 16, "target_modules": ["q_proj"], "bias": "none"}
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps(usual | described))
+        save_file({"lora_A": np.zeros((8, 8))}, tmp_path / name / "adapter_model.safetensors")
         return str(tmp_path / name)
 
     return save
@@ -52,3 +57,46 @@ def test_what_cannot_be_an_adapter_is_named(saved, tmp_path):
         adapter_kwargs({"b": saved("b", r=32)}, 16, "model")
     with pytest.raises(ConfigError, match=r"lora.adapters.c: its rank is 1024, and vLLM takes at most 512"):
         adapter_kwargs({"c": saved("c", r=1024)}, None, "model")
+
+
+@pytest.mark.parametrize(
+    ("described", "complaint"),
+    [
+        ({"use_dora": True}, "vLLM does not yet support DoRA"),
+        ({"modules_to_save": ["embed_tokens"]}, "vLLM only supports modules_to_save being None"),
+        ({"bias": "all"}, "Adapter bias is not supported"),
+        ({"r": 0}, "must be a positive integer"),
+        ({"r": -4}, "must be a positive integer"),
+        ({"r": 16.9}, "does not say its rank"),
+        ({"lora_alpha": "x"}, "vLLM does not load it"),
+    ],
+)
+def test_an_adapter_that_vllm_would_not_load_is_refused_before_any_engine_loads_a_model(
+    described, complaint, saved
+):
+    places = {"good": saved("good", r=8), "mine": saved("mine", **{"r": 16} | described)}
+    with pytest.raises(ConfigError, match=rf"lora\.adapters\.mine: .*{complaint}"):
+        adapter_kwargs(places, None, "model")
+
+
+@pytest.mark.parametrize(
+    ("ruin", "complaint"),
+    [
+        (Path.unlink, "has no weights, as adapter_model.safetensors"),
+        (lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"), "cannot be read"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "cannot be read"),
+    ],
+    ids=["absent", "pointer", "cut"],
+)
+def test_an_adapter_without_its_weights_is_refused(ruin, complaint, saved, tmp_path):
+    place = saved("mine", r=16)
+    ruin(tmp_path / "mine" / "adapter_model.safetensors")
+    with pytest.raises(ConfigError, match=rf"lora\.adapters\.mine: .*{complaint}"):
+        adapter_kwargs({"mine": place}, None, "model")
+
+
+@pytest.mark.parametrize("name", ["adapter_model.bin", "adapter_model.pt"])
+def test_weights_in_pytorchs_own_form_are_left_to_vllm(name, saved, tmp_path):
+    place = saved("mine", r=16)
+    (tmp_path / "mine" / "adapter_model.safetensors").rename(tmp_path / "mine" / name)
+    assert adapter_kwargs({"mine": place}, None, "model")["max_loras"] == 1
