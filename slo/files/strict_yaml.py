@@ -6,9 +6,10 @@ its reader raises, is its own module's.
 
 import difflib
 import ipaddress
+import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 import yaml
 from pydantic import (
@@ -18,6 +19,8 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 from yaml.error import MarkedYAMLError
@@ -29,7 +32,8 @@ from slo.tiers import Tier, check_tier_name
 ObjectiveMs = Annotated[float, Field(ge=MIN_OBJECTIVE_MS, le=MAX_OBJECTIVE_MS, allow_inf_nan=False)]
 API_KEYS = "api_keys"
 """The key of a file under which stand secrets."""
-_MERGE = "tag:yaml.org,2002:merge"
+_MERGE, _INTEGER, _FLOAT = (f"tag:yaml.org,2002:{name}" for name in ("merge", "int", "float"))
+_OCTAL = re.compile(r"[-+]?0[0-7_]")
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -56,29 +60,49 @@ Address = Annotated[str, AfterValidator(_named_address)]
 """Where something listens; the system takes nothing for every address there is."""
 
 
-class _KeyGivenTwiceError(ValueError):
-    """A key is there twice under one head."""
+class _SurelyNotMeantError(ValueError):
+    """What YAML reads otherwise than whoever wrote it meant.
 
-    def __init__(self, key: str, line: int, first: int) -> None:
-        super().__init__(key, line, first)
-        self._key, self._line, self._first = key, line, first
+    Args:
+        why: What it is.
+        unquoted: The same without a word of the text.
+    """
 
-    def told(self, *, with_key: bool) -> str:
-        """Both lines, and the key."""
-        what = f"the key {self._key!r}" if with_key else "a key"
-        return f"line {self._line}: {what} is given twice, first in line {self._first}; leave out one"
+    def __init__(self, why: str, unquoted: str) -> None:
+        super().__init__(why)
+        self.unquoted = unquoted
 
 
 class _Loader(yaml.SafeLoader):
     """YAML's safe types, whatever a library makes of them in the loader that a process shares.
 
     lm-format-enforcer, which an engine may import for a grammar, has dates read as text there. A key that is
-    there twice is refused; YAML's own loader drops the first.
+    there twice is refused; YAML's own loader drops the first. So is a number to the base of 8 or 60, which
+    looks like another.
     """
 
     yaml_constructors: ClassVar[dict[str | None, Any]] = yaml.SafeLoader.yaml_constructors | {
         "tag:yaml.org,2002:timestamp": yaml.SafeLoader.construct_yaml_timestamp
     }
+
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
+        """Numbers as they are written; `index` is the key of a value."""
+        node = super().compose_node(parent, index)
+        if isinstance(node, yaml.ScalarNode) and (read := self._misread(node)) is not None:
+            line = f"line {node.start_mark.line + 1}: "
+            key = f"{index.value}: " if isinstance(index, yaml.ScalarNode) else ""
+            raise _SurelyNotMeantError(
+                f"{line}{key}YAML reads {node.value} as {read}; "
+                "write a number without leading zeros and colons, and text in quotes",
+                f"{line}a number has leading zeros or colons; write it without, and text in quotes",
+            )
+        return node
+
+    def _misread(self, node: yaml.ScalarNode) -> float | None:
+        """What YAML makes of a number to the base of 8 or 60; None of anything else."""
+        if node.tag == _INTEGER and (":" in node.value or _OCTAL.match(node.value)):
+            return self.construct_yaml_int(node)
+        return self.construct_yaml_float(node) if node.tag == _FLOAT and ":" in node.value else None
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Keys and values as they are written: before `<<` is resolved, whose keys may be there again."""
@@ -89,7 +113,10 @@ class _Loader(yaml.SafeLoader):
                 continue
             name, line = (key.tag, key.value), key.start_mark.line + 1
             if name in lines:
-                raise _KeyGivenTwiceError(key.value, line, lines[name])
+                twice = f"is given twice, first in line {lines[name]}; leave out one"
+                raise _SurelyNotMeantError(
+                    f"line {line}: the key {key.value!r} {twice}", f"line {line}: a key {twice}"
+                )
             lines[name] = line
         return node
 
@@ -114,6 +141,31 @@ class Section(BaseModel):
                     name = f" {key!r}" if cls.tells_unknown_keys else ""
                     raise ValueError(f"unknown key{name}; {nearest(str(key), cls.model_fields)}")
         return values
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_truths_for_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        parts = (
+            value.values()
+            if isinstance(value, dict)
+            else value
+            if isinstance(value, list | tuple)
+            else (value,)
+        )
+        if any(isinstance(part, bool) for part in parts):
+            field = cls.model_fields[str(info.field_name)]
+            if _is_for(field.annotation, (int, float)) and not _is_for(field.annotation, (bool,)):
+                raise ValueError("YAML reads yes, on, no and off as true and false; write the number")
+        return value
+
+
+def _is_for(annotation: Any, types: tuple[type, ...]) -> bool:
+    """Whether values may be of one of these types, or be one of theirs that is named."""
+    if annotation is Any or annotation in types:
+        return True
+    if get_origin(annotation) is Literal:
+        return any(type(each) in types for each in get_args(annotation))
+    return any(_is_for(each, types) for each in get_args(annotation))
 
 
 def nearest(word: str, known: Iterable[str], otherwise: str | None = None) -> str:
@@ -177,12 +229,12 @@ def parse_yaml(text: str, source: str, refusal: type[Exception], *, is_quoted: b
     """What a text holds; no keys when it is empty. Arguments as of `read_yaml`.
 
     Raises:
-        refusal: when it is not YAML, or a key is given twice.
+        refusal: when it is not YAML, a key is given twice, or a number is another than it looks like.
     """
     try:
         values = yaml.load(text, _Loader)  # noqa: S506 - it is a SafeLoader
-    except _KeyGivenTwiceError as error:
-        raise refusal(f"{source}: {error.told(with_key=is_quoted)}") from None
+    except _SurelyNotMeantError as error:
+        raise refusal(f"{source}: {error if is_quoted else error.unquoted}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # 2026-06-31 is a ValueError
         raise refusal(f"{source}: is not YAML{f': {error}' if is_quoted else _unquoted(error)}") from None
     return {} if values is None else values
