@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Self
 
-from pydantic import AwareDatetime, Field, ValidationError, model_validator
+from pydantic import AfterValidator, AwareDatetime, Field, ValidationError, model_validator
 
 from deployments.config import ConfigError
 from deployments.config.admission import KeyLimitsConfig, TenantLimitsConfig
@@ -27,12 +27,22 @@ _VARIABLE: Final = re.compile(r"[A-Z_][A-Z0-9_]*")
 """What environment variables are usually called."""
 
 
+def _as_it_looks(name: str) -> str:
+    if name != name.strip() or not name.isprintable():
+        raise ValueError("give a name without blanks around it, line breaks or invisible characters")
+    return name
+
+
+OwnersName = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_as_it_looks)]
+"""What a tenant or a group is called: two that look alike are one."""
+
+
 class KeyConfig(Section):
     """One API key; `key_env` names the environment variable that holds it, a file of keys may have `key`."""
 
     tells_unknown_keys: ClassVar[bool] = False
 
-    tenant: Annotated[str, Field(min_length=1, max_length=64)]
+    tenant: OwnersName
     name: Annotated[str, Field(pattern=r"^[\w.:@/-]{1,64}$")] | None = Field(
         None, description="What refusals and logs call the key; keys of a tenant with one name count as one."
     )
@@ -42,7 +52,7 @@ class KeyConfig(Section):
         None, description="From when on the key is refused, with its time zone; by default never."
     )
     highest_tier: TierName | None = Field(None, description="By default any.")
-    cache_group: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
+    cache_group: OwnersName | None = Field(
         None,
         description="Tenants of one group share cached prefixes; by default a tenant shares with nobody.",
     )

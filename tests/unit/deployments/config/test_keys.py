@@ -192,6 +192,17 @@ def test_tenants_share_cached_prefixes_in_groups_only(in_file):
     assert len({a, b, d}) == 3, "a group has another name than a tenant"
 
 
+@pytest.mark.parametrize("key", ["tenant", "cache_group"])
+@pytest.mark.parametrize("name", [" acme", "acme ", "acme\n", "a\nb", "a\tb", "acme\u00a0", "a\u200bb", " "])
+def test_a_name_that_only_looks_like_another_is_refused(key, name, in_file):
+    """Limits, the fair part and the cached prefixes of the other would not hold for it."""
+    entry = {"tenant": "acme", "key": "key-of-acme", key: name}
+    with pytest.raises(ConfigError, match=rf"api_keys\.0\.{key}: give a name without blanks around it"):
+        in_file(entry).key_source()
+    for plain in ("Acme & Söhne", "acme", "a-b_c.d@e"):
+        in_file({**entry, key: plain}).key_source()
+
+
 def test_salts_stay_when_keys_change(in_file):
     source = in_file({"tenant": "a", "key": "key-of-a-1"}).key_source()
     before = source.ring().tenant("key-of-a-1", NOW_S).cache_salt
