@@ -87,10 +87,11 @@ def _anybody(frame: Frame) -> bool:
 
 
 async def _is_up(address: str) -> bool:
-    """Whether anything listens there."""
+    """Whether anything listens there; Ray writes an IPv6 address in brackets."""
+    host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(_TIMEOUT_S):
-            _, writer = await asyncio.open_connection(*address.rsplit(":", 1))
+            _, writer = await asyncio.open_connection(host.strip("[]"), port)
     except (OSError, TimeoutError):
         return False
     writer.close()

@@ -7,12 +7,13 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from ray._common.network_utils import build_address
 from typer.testing import CliRunner
 
 from deployments.cli import app
 from deployments.local import running
 from deployments.local.running import RunningDeployment
-from deployments.top.collect import Collector
+from deployments.top.collect import Collector, _is_up
 
 WORK = {"preemptible": True, "step": None, "queue": [], "suspended": []}
 
@@ -171,6 +172,18 @@ def test_an_interrupt_while_it_connects_ends_it_quietly(ray_says):
     ray_says(KeyboardInterrupt())
     run = CliRunner().invoke(app, ["top"])
     assert (run.exit_code, run.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_rays_address_is_found_in_either_family(host):
+    try:
+        server = await asyncio.start_server(lambda _reader, writer: writer.close(), host, 0)
+    except OSError:
+        pytest.skip(f"nothing can listen on {host} here")
+    address = build_address(host, server.sockets[0].getsockname()[1])
+    async with server:
+        assert await _is_up(address)
+    assert not await _is_up(address)
 
 
 # The SLO monitor
