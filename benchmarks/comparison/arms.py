@@ -90,6 +90,15 @@ class Chunking:
         tokens, _, long_tokens = text.partition("/")
         return cls(int(tokens), int(long_tokens or 0))
 
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Chunking:
+        """Of an arm of `TUNED`, from its `settings`."""
+        if (tokens := settings.get("max_num_batched_tokens")) is not None:
+            return cls(tokens)
+        given = settings["arguments"]
+        step, of_one = (given[given.index(name) + 1] for name in ("--chunk-tokens", "--long-tokens"))
+        return cls(int(step), int(of_one))
+
     def __str__(self) -> str:
         """As it is given."""
         return f"{self.tokens}/{self.long_tokens}" if self.long_tokens else str(self.tokens)

@@ -119,6 +119,11 @@ def mean_tokens(of: Mix) -> float:
     return statistics.fmean(arrival.tokens for arrival in of.stream(1.0, 20_000, SEED))
 
 
+def mean_output_tokens(of: Mix) -> float:
+    """Of an answer."""
+    return statistics.fmean(arrival.output_tokens for arrival in of.stream(1.0, 20_000, SEED))
+
+
 def ask(arm: ServerArm, server: RunningServer, arrivals: list[Arrival]) -> Offered:
     """Offer a stream of requests."""
 

@@ -13,7 +13,8 @@ Urgent short prompts arrive among long ones, which are most of the work. Arms:
 Loads are fractions of the prefill capacity, which a burst of the same mix on the stock server shows. What is
 offered is within 2 % of that, or the run fails. Each start of a server serves all loads; rounds take the arms
 in turn, every other one the other way round. In a round every arm gets the same requests. What is found is
-written after every server; `--more` adds rounds to a result that is there.
+written after every server; `--more` adds rounds to a result that is there, with the chunks that its arms
+have, unless its workload, machine or versions, or the settings of an arm, are not today's.
 
     python -m benchmarks.comparison.run [--rounds 6] [--seconds 110] [--arms stock,slackserve,...] [--more]
 """
@@ -25,7 +26,7 @@ import json
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -44,9 +45,10 @@ from benchmarks.comparison.arms import (
     chunked,
     running,
 )
+from benchmarks.comparison.earlier import chunks_of_arms, unlike
 from benchmarks.comparison.table import loads_table, paired, shared, summary, verdict
 from benchmarks.harness.cut_model import cut_model
-from benchmarks.report import RESULTS, commit, write
+from benchmarks.report import RESULTS, about, commit, write
 
 DEFAULT_ARMS = "stock-shipped,stock-chunked,stock-priority,stock-pools,slackserve-chunked,slackserve"
 PILOT_ROUND = -1
@@ -62,6 +64,16 @@ class Comparison:
         self._directory = directory
         self._model = cut_model(directory / "model", options.layers) if options.layers else None
         self._mix = load.mix(options.urgent_ms, options.long_ms)
+        self._workload = {
+            "seed": load.SEED,
+            "urgent_share": load.URGENT_SHARE,
+            "urgent_tokens": load.URGENT_TOKENS,
+            "long_tokens": load.LONG_TOKENS,
+            "output_tokens": load.OUTPUT_TOKENS,
+            "max_model_len": MODEL_LEN,
+            "mean_prompt_tokens": load.mean_tokens(self._mix),
+            "mean_output_tokens": load.mean_output_tokens(self._mix),
+        }
         self._capacity_ps = 0.0
         self._pilot: list[dict[str, Any]] = []
         self._starts: list[dict[str, Any]] = []
@@ -72,20 +84,22 @@ class Comparison:
         self._superseded: Mapping[str, Any] = {}
         """Runs that later ones replaced, and why."""
 
-    def go_on(self, before: Mapping[str, Any]) -> None:
-        """Add to what `results` gave.
+    def go_on(self, found: Mapping[str, Any]) -> None:
+        """Add to the result of a file.
 
         Raises:
-            SystemExit: when that was another measurement.
+            SystemExit: when that was another measurement: its rounds and today's would be one row.
         """
-        for name in ("layers", "loads", "urgent_ms", "long_ms", "seconds"):
-            if before["settings"][name] != getattr(self._options, name):
-                raise SystemExit(f"--more: the result has {name} {before['settings'][name]}")
+        before = found["results"]
         self._capacity_ps = before["settings"]["capacity_prompt_tokens_ps"]
-        self._pilot, self._starts, self._chosen = before["pilot"], before["starts"], before["chosen"]
+        self._pilot, self._starts = [*before["pilot"]], [*before["starts"]]
+        self._chosen = chunks_of_arms(before)
         self._runs = [load.ArmRun(**run) for run in before["runs"]]
         self._commits = before["settings"]["commits"]
         self._superseded = before.get("superseded", {})
+        known = [self._arm(name) for name in self._options.arms if name in FIXED or name in self._chosen]
+        if differing := unlike(found, self._settings(), about(), known):
+            raise SystemExit("--more would add to another measurement:\n" + "\n".join(differing))
 
     def measure(self) -> None:
         """The capacity, the tuning, and all rounds of all arms, after those that there are."""
@@ -98,10 +112,7 @@ class Comparison:
         for name in self._options.arms:
             if name in TUNED and name not in self._chosen:
                 self._chosen[name] = self._tune(name)
-        arms = {
-            name: chunked(name, Chunking.parse(self._chosen[name])) if name in TUNED else FIXED[name]
-            for name in self._options.arms
-        }
+        arms = {name: self._arm(name) for name in self._options.arms}
         first = max((run.round for run in self._runs), default=-1) + 1
         for number in range(first, first + self._options.rounds):
             for name in self._options.arms if number % 2 == 0 else reversed(self._options.arms):
@@ -112,13 +123,17 @@ class Comparison:
                     ]
                 write(NAME, self.results())
 
+    def _arm(self, name: str) -> ServerArm:
+        """One whose chunks, if it has some, are chosen."""
+        return chunked(name, Chunking.parse(self._chosen[name])) if name in TUNED else FIXED[name]
+
     def _tune(self, name: str) -> str:
         """Try every chunk at the highest load.
 
         The best has the most requests in time, then the most urgent ones, then the soonest of nine in ten.
         """
         fraction, tried = max(self._options.loads), []
-        for given in getattr(self._options, f"{name.replace('-', '_')}_chunks"):
+        for given in getattr(self._options, _option(name)):
             arm = chunked(name, Chunking.parse(given))
             with self._serving(arm, PILOT_ROUND) as server:
                 run = self._run(arm, server, fraction, PILOT_ROUND, self._options.pilot_seconds)
@@ -163,18 +178,7 @@ class Comparison:
         same = shared(self._runs, self._options.arms)
         rows = summary(same)
         return {
-            "settings": {
-                **vars(self._options),
-                "seed": load.SEED,
-                "urgent_share": load.URGENT_SHARE,
-                "urgent_tokens": load.URGENT_TOKENS,
-                "long_tokens": load.LONG_TOKENS,
-                "output_tokens": load.OUTPUT_TOKENS,
-                "max_model_len": MODEL_LEN,
-                "mean_prompt_tokens": load.mean_tokens(self._mix),
-                "capacity_prompt_tokens_ps": self._capacity_ps,
-                "commits": self._commits,
-            },
+            "settings": self._settings(),
             "chosen": self._chosen,
             "starts": self._starts,
             "pilot": self._pilot,
@@ -186,12 +190,34 @@ class Comparison:
             "all_rounds": summary(self._runs),
         }
 
+    def _settings(self) -> dict[str, Any]:
+        """The options and the workload; of the chunks that were to be tried those that the pilot did try."""
+        tried = {
+            _option(name): list(
+                dict.fromkeys(run["chunk_tokens"] for run in self._pilot if run["arm"] == name)
+            )
+            for name in TUNED
+        }
+        return {
+            **vars(self._options),
+            **tried,
+            **self._workload,
+            "capacity_prompt_tokens_ps": self._capacity_ps,
+            "commits": self._commits,
+        }
+
+
+def _option(name: str) -> str:
+    """Which chunks are tried for an arm."""
+    return f"{name.replace('-', '_')}_chunks"
+
 
 def _listed(times_ms: list[float]) -> str:
     return ", ".join(f"{time_ms:.0f}" for time_ms in times_ms)
 
 
-def _options() -> argparse.Namespace:
+def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Those of the command."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=110, help="of arrivals at each load")
@@ -207,7 +233,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--urgent-ms", type=float, default=800)
     parser.add_argument("--long-ms", type=float, default=20_000)
     parser.add_argument("--more", action="store_true", help="add rounds to the result that is there")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def _names(text: str) -> list[str]:
@@ -228,12 +254,12 @@ def _chunks(text: str) -> list[str]:
 
 def main() -> None:
     """Measure, and print one table."""
-    options = _options()
+    given = options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server is stopped
     with tempfile.TemporaryDirectory() as directory:
-        comparison = Comparison(options, Path(directory))
-        if options.more:
-            comparison.go_on(json.loads((RESULTS / f"{NAME}.json").read_text())["results"])
+        comparison = Comparison(given, Path(directory))
+        if given.more:
+            comparison.go_on(json.loads((RESULTS / f"{NAME}.json").read_text()))
         comparison.measure()
     results = comparison.results()
     _console.print(loads_table(results["summary"]))
