@@ -97,8 +97,7 @@ class ArmRun:
 
     def attained(self, kind: str | None = None) -> float:
         """Fraction of the requests of a kind, or of all, that were in time."""
-        flags = self.flags(kind)
-        return statistics.fmean(flags) if flags else 1.0
+        return statistics.fmean(self.flags(kind))
 
     def merit(self) -> tuple[float, float, float]:
         """By which chunks are chosen; more is better."""
@@ -196,9 +195,15 @@ def offered(of: Mix, tokens_ps: float, seconds: float, seed: int) -> tuple[list[
     In these, exactly `tokens_ps` prompt tokens arrive per second: a short stream may by chance have few of
     the long prompts that are most of the work, or come too quickly. They end when the request after the last
     would have come.
+
+    Raises:
+        RuntimeError: when they are so few that a kind is not among them.
     """
     count = max(1, round(tokens_ps / mean_tokens(of) * seconds))
     *arrivals, after = of.stream(1.0, count + 1, seed)
+    if lacking := set(of.kinds) - {arrival.kind for arrival in arrivals}:
+        named = " nor ".join(sorted(lacking))
+        raise RuntimeError(f"no {named} requests in {seconds:g} s: give more --seconds or --pilot-seconds")
     window_s = sum(arrival.tokens for arrival in arrivals) / tokens_ps
     stretch = window_s / after.at_s
     return [replace(arrival, at_s=arrival.at_s * stretch) for arrival in arrivals], window_s

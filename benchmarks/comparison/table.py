@@ -97,8 +97,8 @@ def _round(run: ArmRun) -> int:
 def _difference(pairs: Sequence[tuple[ArmRun, ArmRun]], kind: str) -> dict[str, Any]:
     differences = [np.subtract(a.met[kind], b.met[kind], dtype=float) for a, b in pairs]
     return {
-        "points": float(np.concatenate(differences).mean()),
-        "by_round": [float(some.mean()) for some in differences],
+        "points": statistics.fmean(np.concatenate(differences)),
+        "by_round": [statistics.fmean(some) for some in differences],
         **_ends(_interval(differences)),
     }
 
@@ -125,8 +125,7 @@ def _interval(rounds: Sequence[npt.NDArray[np.float64]]) -> tuple[float, float] 
 
 
 def _attained(runs: Sequence[ArmRun], kind: str | None) -> float:
-    flags = [flag for run in runs for flag in run.flags(kind)]
-    return statistics.fmean(flags) if flags else 1.0
+    return statistics.fmean(flag for run in runs for flag in run.flags(kind))
 
 
 def _quantiles(runs: Sequence[ArmRun], kind: str) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """What the comparison of servers offers, and what it makes of its runs."""
 
 from dataclasses import replace
+from statistics import StatisticsError
 
 import pytest
 
@@ -190,3 +191,18 @@ def test_no_verdict_without_both_sides():
 def test_the_table_has_a_row_for_each_load_and_arm():
     runs = [run(arm, fraction) for fraction in (0.5, 0.9) for arm in ("stock", "slackserve")]
     assert loads_table(summary(runs)).row_count == 4
+
+
+def test_a_stream_without_a_kind_is_refused():
+    with pytest.raises(RuntimeError, match="no long requests in 5 s: give more --seconds"):
+        load.offered(load.mix(500, 12_000), 0.7 * 748, 5, 5070)
+
+
+def test_what_nobody_asked_for_is_not_attained():
+    alone = replace(run("slackserve"), met={"urgent": [True], "long": []})
+    assert alone.attained() == alone.attained("urgent") == 1.0
+    with pytest.raises(StatisticsError):
+        alone.attained("long")
+    for made in (summary, paired):
+        with pytest.raises(StatisticsError):
+            made([alone, replace(alone, arm="stock")])
