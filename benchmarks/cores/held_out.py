@@ -11,9 +11,9 @@ bound. With `--sigma` the predictions of all arms are off, log-normally.
 The arms of `simulator.arms.by_class` have the mix's kinds as classes, with the level that is asked for as the
 target of each; to all others the requests are alike. `--beside RESULT` takes what an earlier result found on
 the same streams for other arms, and for those of this run where it has found more. Each row says at which
-commit it was measured. With `--again` nothing is simulated, and what is made of the streams of an earlier
-output is made anew, also of one of `held_out_axes`, which has the other axes and what each part of SlackServe
-is worth. `held_out_further` goes on with more streams.
+commit its streams were last searched. With `--again` nothing is simulated, and what is made of the streams of
+an earlier output is made anew, also of one of `held_out_axes`, which has the other axes and what each part of
+SlackServe is worth. `held_out_further` goes on with more streams.
 
     python -m benchmarks.cores.held_out [--sigma 0,0.3] [--streams 20] [--model 8b] [--arm targets]
 """

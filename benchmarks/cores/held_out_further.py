@@ -3,7 +3,8 @@
 Every arm has the setting that was best for it. `held_out` finds that by bisection; here the search goes on
 upwards. With `--streams` the streams after those of a result are searched too, each from the mean of what the
 arm has on the others: its setting was not chosen on them. What several results have in common is searched
-once, and kept in `--journal` as soon as it is found: from there the same commit goes on when interrupted.
+once, and kept in `--journal` as soon as it is found: from there the same commit goes on when interrupted. The
+`commit` of a row is that of the search of its streams, and `more_commits` has those of streams added later.
 
     python -m benchmarks.cores.held_out_further held_out:slackserve [--streams 20] [--journal found.jsonl]
 """
@@ -67,15 +68,13 @@ class Journal:
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._commit = commit()
+        self.commit = commit()
         self.found: dict[Search, float] = {}
         lines = path.read_text().splitlines() if path is not None and path.exists() else []
         for line in lines:
             each = json.loads(line)
-            if each["commit"] != self._commit:
-                raise ValueError(
-                    f"{path} is of commit {each['commit']}, this is {self._commit}: give another"
-                )
+            if each["commit"] != self.commit:
+                raise ValueError(f"{path} is of commit {each['commit']}, this is {self.commit}: give another")
             search = Search(Case(**each["case"]), each["figure"], each["rate_rps"], each["is_found"])
             self.found[search] = each["goodput_rps"]
 
@@ -83,7 +82,7 @@ class Journal:
         """Keep one that was found."""
         self.found[search] = rate_rps
         if self._path is not None:
-            line = {"commit": self._commit, **asdict(search), "goodput_rps": rate_rps}
+            line = {"commit": self.commit, **asdict(search), "goodput_rps": rate_rps}
             with self._path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
@@ -114,10 +113,13 @@ def look_further(
             kept.add(search, rate_rps)
     for file, results, whose in zip(files, known, ours, strict=True):
         for row in results["rows"]:
-            row["streams"] = [
-                *(row["streams"] if streams is not None else []),
-                *(kept.found[search] for search in _searches(row, results, streams)),
-            ]
+            rates_rps = [kept.found[search] for search in _searches(row, results, streams)]
+            if streams is None:
+                row |= {"streams": rates_rps, "commit": kept.commit}
+                row.pop("more_commits", None)
+            else:
+                row["streams"] = [*row["streams"], *rates_rps]
+                row["more_commits"] = [*row.get("more_commits", []), *[kept.commit] * len(rates_rps)]
         made = {"rows": compared(results["rows"], whose)}
         if streams is None:
             write_again(file, "further", made)

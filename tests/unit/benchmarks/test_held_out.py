@@ -161,6 +161,26 @@ def test_a_search_goes_on_above_what_was_found(tmp_path, monkeypatch):
         look_further([file], ["slackserve"], 1)
 
 
+def test_a_row_says_at_which_commit_its_streams_were_searched(tmp_path, monkeypatch):
+    rate_rps = held_out.LOADS[50] * held_out.capacity_rps("8b")
+    row = {"model": "8b", "sigma": 0.0, "figure": "all 99%", "arm": "slackserve", "setting": {}}
+    row |= {"streams": [rate_rps], "commit": "first"}
+    file, about = tmp_path / "held_out.json", {"streams": 1, "requests": 200, "first_seed": 1000}
+    file.write_text(json.dumps({"about": {}, "results": {**about, "rows": [row]}}))
+    monkeypatch.setattr(held_out_further, "ProcessPoolExecutor", ThreadPoolExecutor)
+    monkeypatch.setattr(held_out_further, "look", lambda search: search.rate_rps)
+    for streams, now, expected in (
+        (2, "second", ["first", "second"]),
+        (4, "third", ["first", "second", "third", "third"]),
+        (None, "last", ["last"]),
+    ):
+        monkeypatch.setattr(held_out_further, "commit", lambda now=now: now)
+        look_further([file], ["slackserve"], 1, streams)
+        (found,) = json.loads(file.read_text())["results"]["rows"]
+        assert [found["commit"], *found.get("more_commits", [])] == expected
+    assert len(found["streams"]) == 4
+
+
 def test_streams_that_a_result_lacks_are_searched_from_the_mean_of_the_others(tmp_path, monkeypatch):
     rates = [load * held_out.capacity_rps("8b") for load in held_out.LOADS]
     row = {"model": "8b", "sigma": 0.0, "figure": "all 99%", "arm": "slackserve", "setting": {}}
