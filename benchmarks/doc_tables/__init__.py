@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from benchmarks.doc_tables import comparison, decode, engines, presets, simulated
+from benchmarks.doc_tables import autoscaling, comparison, decode, engines, presets, simulated
 from benchmarks.gpu import tables as gpu
 
 _ROOT: Final = Path(__file__).parents[2]
@@ -22,6 +22,7 @@ PAGES: Final = (_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md")))
 _PLACE: Final = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     **simulated.TABLES,
+    **autoscaling.TABLES,
     **presets.TABLES,
     **comparison.TABLES,
     **engines.TABLES,

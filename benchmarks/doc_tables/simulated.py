@@ -1,4 +1,4 @@
-"""The tables of virtual time, and of the decisions alone: goodput, placement, autoscaling, long contexts."""
+"""The tables of virtual time, and of the decisions alone: goodput, placement, long contexts."""
 
 from __future__ import annotations
 
@@ -194,22 +194,6 @@ def migration() -> str:
     return markdown(["Placement", "Load", *columns], table)
 
 
-_SIZERS: Final = {"ours": "ours", "ray": "Ray's defaults", "ray_tuned": "Ray's, tuned", "fixed": "fixed"}
-
-
-def sizers_on_streams(file: str) -> str:
-    """What became of the sizers of a tier on further streams: least, mean and most."""
-    rows = []
-    for row in result(f"cores/{file}_streams")["rows"]:
-        cells = [(row["attainment"], ".1%"), (row["replica_hours"], ".2f"), (row["per_replica_hour"], ",.0f")]
-        if row["arm"] != "ours":
-            cells.append((row["ours over it"], ".2f"))
-        spans = [" / ".join(format(each, shown) for each in span) for span, shown in cells]
-        rows.append([row["load"], _SIZERS[row["arm"]], *spans, *[""] * (4 - len(spans))])
-    columns = ["Load", "Arm", "In time", "Replica hours", "In time per replica hour", "Ours over it"]
-    return markdown(columns, rows)
-
-
 def router_decision() -> str:
     """CPU time of one placement by the default policy."""
     rows = [
@@ -282,5 +266,4 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "routing-mix-refusals": lambda: routing("mix", "refusals"),
     "routing-trace": lambda: routing("trace", "nobody refused"),
     "routing-trace-refusals": lambda: routing("trace", "refusals"),
-    "decode-autoscaling-streams": lambda: sizers_on_streams("decode_autoscaling"),
 }

@@ -1,11 +1,12 @@
 """The documentation says what was measured."""
 
 import json
+import shutil
 
 import pytest
 
 from benchmarks import report
-from benchmarks.doc_tables import PAGES, TABLES, remade
+from benchmarks.doc_tables import PAGES, TABLES, autoscaling, remade
 from benchmarks.report import RESULTS
 
 
@@ -30,3 +31,52 @@ def test_another_result_is_another_table(monkeypatch, tmp_path):
     (tmp_path / "cores" / "held_out.json").write_text(json.dumps(results))
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     assert remade(before) != before
+
+
+@pytest.mark.parametrize("name", ["autoscaling", "decode_autoscaling"])
+@pytest.mark.parametrize(
+    "place",
+    [("loads", "step", "ours", "per_replica_hour"), ("loads", "day", "fixed"), ("constant", 0, "high")],
+)
+def test_another_result_of_a_sizer_is_another_page(name, place, monkeypatch, tmp_path):
+    (page,) = [page for page in PAGES if page.name == "autoscaling.md"]
+    (tmp_path / "cores").mkdir()
+    for file in (RESULTS / "cores").glob("*autoscaling*.json"):
+        shutil.copy(file, tmp_path / "cores")
+    file = tmp_path / "cores" / f"{name}.json"
+    found = json.loads(file.read_text())
+    inner = found["results"]
+    for key in place[:-1]:
+        inner = inner[key]
+    if isinstance(inner[place[-1]], dict):
+        inner[place[-1]]["replicas"] += 1
+    else:
+        inner[place[-1]] += 100
+    file.write_text(json.dumps(found))
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    assert remade(page.read_text()) != page.read_text()
+
+
+def test_of_rays_settings_below_the_target_those_are_shown_that_no_other_excels(monkeypatch):
+    def ray(setting, attainment, per_replica_hour):
+        found = {"attainment": attainment, "per_replica_hour": per_replica_hour}
+        return {"setting": setting, "replica_hours": 1.0, "max_replicas": 8, "turns": 0, **found}
+
+    default, slow = ray([2.0, 30.0, 600.0], 0.94, 100.0), ray([3.0, 5.0, 120.0], 0.99, 200.0)
+    behind, ahead = ray([4.0, 5.0, 120.0], 0.90, 150.0), ray([5.0, 5.0, 120.0], 0.80, 300.0)
+    arms = {"ours": slow, "ray": default, "ray_tuned": slow, "fixed": {"replicas": 3, **slow}}
+    loads = {"step": {**arms, "all_ray": [default, slow, behind, ahead]}}
+    monkeypatch.setattr(autoscaling, "result", lambda _: {"loads": loads})
+    rows = [row.split(" | ")[1] for row in autoscaling.sizers("any", below_target=True).splitlines()[2:]]
+    tuned, other = (f"{requests} requests per replica, 5 and 120 s" for requests in (3, 5))
+    assert rows == [
+        "ours",
+        "Ray's defaults",
+        f"Ray's, tuned: {tuned}",
+        f"Ray's, {other}",
+        "3 replicas, fixed",
+    ]
+    arms["ray_tuned"] = default
+    loads["step"] = {**arms, "all_ray": [default]}
+    rows = [row.split(" | ")[1] for row in autoscaling.sizers("any", below_target=True).splitlines()[2:]]
+    assert rows == ["ours", "Ray's defaults, which are the tuned ones", "3 replicas, fixed"]
