@@ -2,7 +2,7 @@
 
 A thin shell around `slo.monitor.core`, of which each model that is served has one: its objectives are judged,
 and its requests shed, by what happens to its own. Owns the clock, its log lines and its end: when nobody has
-reported for a while it goes, so that it is not left behind on a cluster that serves no more. Ray restarts it
+reported for minutes it goes, so that it is not left behind on a cluster that serves no more. Ray restarts it
 when it dies.
 """
 
@@ -21,14 +21,15 @@ from ray import serve
 
 from deployments.monitor.exporter import Exporter
 from slo.autoscaling.need import FleetDemand
-from slo.monitor.core import MonitorCore, MonitorState
+from slo.monitor.core import FORGET_AFTER_S, MonitorCore, MonitorState
 from slo.monitor.messages import MonitorAnswer, MonitorReport
 from slo.monitor.settings import MonitorSettings
 from telemetry.reporting.monitor_client import NAMESPACE, monitor_name, monitors_of
 from telemetry.reporting.of_model import named
 
 LOOK_S: Final = 1.0
-ABANDONED_AFTER_S: Final = 60.0
+ABANDONED_AFTER_S: Final = 300.0
+"""Longer than it takes to forget who reports, so that alerts see for minutes that nobody is left."""
 _YIELDS_S: Final = 10.0
 """For so long a monitor leaves its port to another one, which tries to get it at every look."""
 _SHOW_RARELY: Final = 50
@@ -117,8 +118,10 @@ class SloMonitor:
             await asyncio.sleep(LOOK_S)
 
     def _is_abandoned(self) -> bool:
-        heard_s = max(core.heard_s for core in self._cores.values())
-        return time.monotonic() - heard_s > ABANDONED_AFTER_S
+        return self._unheard_s() > ABANDONED_AFTER_S
+
+    def _unheard_s(self) -> float:
+        return time.monotonic() - max(core.heard_s for core in self._cores.values())
 
     def _look(self) -> None:
         now_s = time.monotonic()
@@ -135,7 +138,7 @@ class SloMonitor:
         started_s = time.monotonic()
         if started_s < self._yields_until_s:
             self._exporter.close()
-        else:
+        elif self._unheard_s() <= FORGET_AFTER_S:  # the port may be wanted for another that is reported to
             self._exporter.open()
         if started_s >= self._show_at_s:
             computed_s = time.thread_time()  # without that of others, which counts most under overload

@@ -9,6 +9,9 @@ from ports import free_port
 
 from deployments.monitor import actor
 from deployments.monitor.actor import MonitorOptions, SloMonitor
+from observability.causes import cause_alerts
+from slo.monitor.core import FORGET_AFTER_S
+from slo.monitor.messages import MonitorReport, Role
 from slo.monitor.settings import MonitorSettings
 from slo.monitor.shedding import SteerReason
 
@@ -31,6 +34,61 @@ async def test_a_monitor_that_could_not_end_itself_tries_again(monkeypatch, capl
         await monitor._watching
     assert killed == ["slo-monitor-x"]
     assert caplog.text.count("the head is away") >= 2
+
+
+SCRAPED_EVERY_S = 30.0
+"""At most, whatever Prometheus does."""
+
+
+class Outlived:
+    """A monitor whose application is lost at `lost_s`; of its clock each look takes a second."""
+
+    def __init__(self, monkeypatch, lost_s=100.0):
+        self.now_s, self._lost_s, self.shown, self.opened, self.killed = 0.0, lost_s, [], [], []
+        clock = SimpleNamespace(monotonic=lambda: self.now_s, thread_time=lambda: 0.0)
+        ray = SimpleNamespace(
+            get_actor=lambda name, **_: name, kill=lambda name, **_: self.killed.append(name)
+        )
+        monkeypatch.setattr(actor, "time", clock)
+        monkeypatch.setattr(actor, "ray", ray)
+        monkeypatch.setattr(actor, "LOOK_S", 0.0)
+        monkeypatch.setattr(actor.Exporter, "open", lambda _: self.opened.append(self.now_s))
+        monkeypatch.setattr(actor.Exporter, "show", lambda _, cores, now_s: self._show(cores, now_s))
+
+    def _show(self, cores, now_s):
+        (core,) = cores.values()
+        self.shown.append((now_s, core.state(now_s).subscribers.get(Role.DECODE, 0)))
+        self.now_s += 1.0
+
+    async def ends(self):
+        monitor = SloMonitor(MonitorOptions({"tiny": MonitorSettings()}), "slo-monitor-x")
+        async with asyncio.timeout(10):
+            while not self.killed:
+                if self.now_s < self._lost_s:
+                    await monitor.report(report_of_decode())
+                await asyncio.sleep(0)
+
+
+def report_of_decode():
+    return MonitorReport(
+        reporter="decode", role=Role.DECODE, follows=0, batch=0, seen=None, policy=None, model="tiny"
+    )
+
+
+async def test_that_nobody_is_left_is_exported_for_long_enough_to_be_told(monkeypatch):
+    outlived = Outlived(monkeypatch)
+    await outlived.ends()
+    lost = next(each.fields() for each in cause_alerts().rules if each.alert == "SlackServeDecodeLost")
+    empty_s = [now_s for now_s, decoding in outlived.shown if not decoding and now_s > 100]
+    assert len(empty_s) >= 60 * int(lost["for"].removesuffix("m")) + 2 * SCRAPED_EVERY_S
+    assert [decoding for now_s, decoding in outlived.shown if 1 < now_s < 100] == [1] * 98
+
+
+async def test_a_monitor_to_which_nobody_reports_takes_no_port(monkeypatch):
+    """It would be that of the one that is reported to, and tell that nobody is left."""
+    outlived = Outlived(monkeypatch)
+    await outlived.ends()
+    assert outlived.opened[-1] < 100 + FORGET_AFTER_S + 2
 
 
 def looked(monkeypatch, show, during_s):
