@@ -23,6 +23,8 @@ _ASK_S: Final = 1.0
 _TIMEOUT_S: Final = 5.0
 _HOLDS_S: Final = 10.0
 """An answer that is older says nothing any more."""
+_FOUND_AGAIN_S: Final = 5.0
+"""Within it a controller that was restarted finds those that serve; a replica takes longer to start."""
 _WARN_AFTER_S: Final = 60.0
 """Without an answer; an application that starts has no monitor at first."""
 
@@ -51,6 +53,7 @@ class TierAutoscaler:
         self._model = model
         self._code = code
         self._starts_with = starts_with
+        self._starts_at_s: float | None = None
         self._scaler = Scaler(ScalingRules(**rules))
         self._search: Search | None = None
         self._monitor: Any = None
@@ -85,9 +88,7 @@ class TierAutoscaler:
             self._asked_s = now_s
             self._asking = asyncio.get_running_loop().create_task(self._ask(context.app_name))
         running: int = context.current_num_replicas
-        if running == 0 and target < self._starts_with:
-            target = self._starts_with
-        self._starts_with = 0
+        target = max(target, self._at_start(running, now_s))
         scaled = self._scaler.decide(self._need(running, now_s), running, target, now_s)
         if scaled.target != target:
             logs.event(
@@ -113,6 +114,18 @@ class TierAutoscaler:
             )
         self._is_overdue = is_overdue
         return scaled.target
+
+    def _at_start(self, running: int, now_s: float) -> int:
+        """How many there shall be at least of a tier of which no replica serves; 0 while that is not known.
+
+        A controller that was restarted knows of none at first, whatever serves.
+        """
+        if self._starts_at_s is None:
+            self._starts_at_s = now_s + _FOUND_AGAIN_S
+        if running == 0 and now_s < self._starts_at_s:
+            return 0
+        starts_with, self._starts_with = self._starts_with, 0
+        return starts_with if running == 0 else 0
 
     def _need(self, running: int, now_s: float) -> Any:
         if self._demand is None or now_s - self._heard_s > _HOLDS_S:

@@ -45,6 +45,14 @@ def monitor(monkeypatch):
     return known
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that a test turns."""
+    now = SimpleNamespace(s=1000.0)
+    monkeypatch.setattr(autoscaling, "time", SimpleNamespace(monotonic=lambda: now.s))
+    return now
+
+
 async def settled(policy, **replicas):
     """Its decision once it has heard an answer."""
     policy(context(**replicas))
@@ -142,7 +150,7 @@ def serves(pool, version):
     ],
 )
 async def test_a_tier_starts_with_its_replicas_and_keeps_its_size_when_it_is_deployed_again(
-    monitor, pool, at_first, monkeypatch
+    monitor, pool, at_first, clock, monkeypatch
 ):
     """In Serve's own account: a configuration that has changed, in whatever key, is registered anew."""
     # Serve pickles the class by value, and reading that in one process gives the class other functions.
@@ -152,13 +160,39 @@ async def test_a_tier_starts_with_its_replicas_and_keeps_its_size_when_it_is_dep
     def decides(target):
         return state.get_decision_num_replicas(target)
 
-    assert decides(state.register(serves(pool, "1"), -1)) == at_first
+    target = decides(state.register(serves(pool, "1"), -1))
+    clock.s += 5
+    assert decides(target) == at_first
     assert decides(at_first) == at_first, "while none is up yet"
     state.update_running_replica_ids([ReplicaID(f"{n}", state._deployment_id) for n in range(8)])
     assert state.register(serves(pool, "2"), 8) == 8
     assert decides(8) == 8
     state.update_running_replica_ids([])
     assert decides(8) == 8, "all are being replaced"
+
+
+@pytest.mark.slow
+async def test_a_smaller_tier_that_serves_controller_finds_again_is_not_raised_to_its_start(
+    monitor, clock, monkeypatch
+):
+    """In Serve's own account: it knows the target, and its replicas once they have answered it."""
+    monkeypatch.setattr(AutoscalingPolicy, "get_policy", lambda _: TierAutoscaler)
+    state = DeploymentAutoscalingState(DeploymentID("prefill", "app"))
+    target = state.register(serves({"replicas": 6, "min_replicas": 1, "max_replicas": 8}, "1"), 1)
+    assert state.get_decision_num_replicas(target) == 1, "while its replica is being asked"
+    state.update_running_replica_ids([ReplicaID("0", state._deployment_id)])
+    for after_s in (1, 10, 60):
+        clock.s += after_s
+        assert state.get_decision_num_replicas(target) == 1
+
+
+async def test_a_tier_of_which_no_replica_is_found_again_starts_anew(monitor, clock):
+    policy = TierAutoscaler("prefill", "tiny", starts_with=3, **RULES)
+    decided = []
+    for _ in range(10):
+        decided.append(policy(context(running=0, target=1))[0])
+        clock.s += 1
+    assert decided == [1] * 5 + [3] + [1] * 4, "once; Serve's target is that then"
 
 
 async def test_a_tier_that_loses_its_replicas_does_not_start_anew(monitor):
