@@ -68,7 +68,6 @@ def disagreements(objects):
         *_ports(objects, serve, config),
         *_policies(objects),
         *_monitors(objects, config),
-        *_secrets(objects, config),
         *_times(objects, config),
         *_versions(objects),
     ]
@@ -177,19 +176,6 @@ def _monitors(objects, config: SlackServeConfig):
                 yield f"{each['metadata']['name']}: there is no port {name}"
             if name == "slo-monitor" and config.monitor.host != "0.0.0.0":
                 yield "the SLO monitor exports its metrics to its own host only"
-
-
-def _secrets(objects, config: SlackServeConfig):
-    wanted = {key.key_env for key in config.api_keys}
-    for name, template in pod_templates(objects).items():
-        environment = {each["name"]: each for each in container_of(template).get("env", [])}
-        if name in ray_templates(objects):
-            for missing in sorted(wanted - environment.keys()):
-                yield f"{name}: {missing} is not set"
-        for variable, given in environment.items():
-            is_secret = re.search(r"KEY|TOKEN|PASSWORD|SECRET", variable)
-            if is_secret and "secretKeyRef" not in given.get("valueFrom", {}):
-                yield f"{name}: {variable} does not come from a secret"
 
 
 def _times(objects, config: SlackServeConfig):
@@ -336,10 +322,6 @@ MISTAKES = {
         each for each in objects if each["metadata"]["name"] == "slackserve-workers"
     )["spec"]["podMetricsEndpoints"][0].update(port="metric"),
     "to its own host only": in_serve_config("host: 0.0.0.0, port: 9465", "port: 9465"),
-    "OTHER_KEY is not set": in_serve_config("key_env: ACME_KEY", "key_env: OTHER_KEY"),
-    "does not come from a secret": in_prefill(
-        lambda group, container: container["env"].append({"name": "ACME_KEY", "value": "x"})
-    ),
     "what it holds may take": in_serve_config("log_json: true", "kv_transfer: {lease_s: 91}"),
     "s to leave": in_prefill(
         lambda group, container: container["lifecycle"]["preStop"]["exec"].update(

@@ -1,0 +1,108 @@
+"""What the configuration takes from the pods that it runs in, they have: API keys."""
+
+import re
+from pathlib import Path
+
+import pytest
+from manifests import K8S, groups, overlay, pod_templates, ray_service, serve_config
+
+from deployments.config.settings import SlackServeConfig, parse
+
+OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir())
+
+
+def disagreements(objects):
+    """What the pods that Ray runs in lack, or have otherwise."""
+    (application,) = serve_config(objects)["applications"]
+    config = parse(application["args"])
+    return [*_variables(objects, config), *_file_of_keys(objects, config)]
+
+
+def container_of(template):
+    return template["spec"]["containers"][0]
+
+
+def ray_templates(objects):
+    """The pods that Ray runs in: head and workers."""
+    return {name: each for name, each in pod_templates(objects).items() if name in {"head", *groups(objects)}}
+
+
+def _variables(objects, config: SlackServeConfig):
+    wanted = {key.key_env for key in config.api_keys}
+    for name, template in pod_templates(objects).items():
+        environment = {each["name"]: each for each in container_of(template).get("env", [])}
+        if name in ray_templates(objects):
+            for missing in sorted(wanted - environment.keys()):
+                yield f"{name}: {missing} is not set"
+        for variable, given in environment.items():
+            is_secret = re.search(r"KEY|TOKEN|PASSWORD|SECRET", variable)
+            if is_secret and "secretKeyRef" not in given.get("valueFrom", {}):
+                yield f"{name}: {variable} does not come from a secret"
+
+
+def _file_of_keys(objects, config: SlackServeConfig):
+    """The application is built in any pod; what is mounted by `subPath` stays as it was at its start."""
+    if (path := config.api_keys_file) is None:
+        return
+    for name, template in ray_templates(objects).items():
+        mounts = {Path(each["mountPath"]): each for each in container_of(template)["volumeMounts"]}
+        mount = mounts.get(path) or mounts.get(path.parent) or {}
+        volumes = {each["name"]: each for each in template["spec"]["volumes"]}
+        if "secret" not in volumes.get(mount.get("name"), {}):
+            yield f"{name}: {path} is in no secret that is mounted"
+        elif "subPath" in mount:
+            yield f"{name}: {path} does not change with its secret"
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_pods_have_what_the_configuration_takes_from_them(name):
+    assert not disagreements(overlay(name))
+
+
+def test_a_key_of_production_can_be_revoked():
+    """Variables would stay as they are in pods that run, and the application has the keys of its build."""
+    (application,) = serve_config(overlay("production"))["applications"]
+    config = parse(application["args"])
+    assert config.api_keys_file is not None
+    assert not config.api_keys
+
+
+def in_serve_config(before, after):
+    def change(objects):
+        spec = ray_service(objects)["spec"]
+        assert before in spec["serveConfigV2"]
+        spec["serveConfigV2"] = spec["serveConfigV2"].replace(before, after)
+
+    return change
+
+
+def in_prefill(change):
+    def changed(objects):
+        change(container_of(groups(objects)["prefill"]["template"]))
+
+    return changed
+
+
+MISTAKES = {
+    "OTHER_KEY is not set": in_serve_config(
+        "log_json: true", "api_keys: [{tenant: acme, key_env: OTHER_KEY}]"
+    ),
+    "does not come from a secret": in_prefill(
+        lambda container: container["env"].append({"name": "ACME_KEY", "value": "x"})
+    ),
+    "prefill: /etc/slackserve/keys.yaml is in no secret": in_prefill(
+        lambda container: container["volumeMounts"].pop()
+    ),
+    "does not change with its secret": in_prefill(
+        lambda container: container["volumeMounts"][-1].update(
+            mountPath="/etc/slackserve/keys.yaml", subPath="keys.yaml"
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_seeded_disagreement_is_found(mistake):
+    objects = overlay("production")
+    MISTAKES[mistake](objects)
+    assert any(mistake in each for each in disagreements(objects))
