@@ -1,4 +1,4 @@
-"""What the configuration takes from the pods that it runs in, they have: API keys."""
+"""What the configuration takes from the pods that it runs in, they have: API keys and limits."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from manifests import K8S, groups, overlay, pod_templates, ray_service, serve_config
 
+from deployments.config.limits import LimitsConfig
 from deployments.config.settings import SlackServeConfig, parse
+from deployments.http.proxy import LIMITS_VARIABLE
 
 OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir())
 
@@ -15,7 +17,7 @@ def disagreements(objects):
     """What the pods that Ray runs in lack, or have otherwise."""
     (application,) = serve_config(objects)["applications"]
     config = parse(application["args"])
-    return [*_variables(objects, config), *_file_of_keys(objects, config)]
+    return [*_variables(objects, config), *_file_of_keys(objects, config), *_limits(objects, config)]
 
 
 def container_of(template):
@@ -54,6 +56,16 @@ def _file_of_keys(objects, config: SlackServeConfig):
             yield f"{name}: {path} does not change with its secret"
 
 
+def _limits(objects, config: SlackServeConfig):
+    """What Serve's proxies hold, and say that it stands in the configuration."""
+    for name, template in ray_templates(objects).items():
+        environment = {each["name"]: each.get("value") for each in container_of(template)["env"]}
+        if (given := environment.get(LIMITS_VARIABLE)) is None:
+            yield f"{name}: {LIMITS_VARIABLE} is not set"
+        elif LimitsConfig.model_validate_json(given) != config.limits:
+            yield f"{name}: {LIMITS_VARIABLE} is not limits of the configuration"
+
+
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_pods_have_what_the_configuration_takes_from_them(name):
     assert not disagreements(overlay(name))
@@ -65,6 +77,14 @@ def test_a_key_of_production_can_be_revoked():
     config = parse(application["args"])
     assert config.api_keys_file is not None
     assert not config.api_keys
+
+
+def test_limits_that_pods_and_configuration_have_alike_are_none():
+    objects = overlay("production")
+    in_serve_config("log_json: true", "limits: {max_body_bytes: 8388608}")(objects)
+    for template in ray_templates(objects).values():
+        container_of(template)["env"][0]["value"] = '{"max_body_bytes": 8388608}'
+    assert not disagreements(objects)
 
 
 def in_serve_config(before, after):
@@ -83,7 +103,23 @@ def in_prefill(change):
     return changed
 
 
+def in_limits(value):
+    """`SLACKSERVE_LIMITS` of the ingress, at the place where patches look for it."""
+
+    def change(objects):
+        variable = container_of(groups(objects)["ingress"]["template"])["env"][0]
+        assert variable["name"] == LIMITS_VARIABLE
+        variable["value"] = value
+
+    return change
+
+
 MISTAKES = {
+    "head: SLACKSERVE_LIMITS is not limits": in_serve_config(
+        "log_json: true", "limits: {max_body_bytes: 8388608}"
+    ),
+    "ingress: SLACKSERVE_LIMITS is not limits": in_limits('{"max_body_bytes": 8388608}'),
+    "prefill: SLACKSERVE_LIMITS is not set": in_prefill(lambda container: container["env"].pop(0)),
     "OTHER_KEY is not set": in_serve_config(
         "log_json: true", "api_keys: [{tenant: acme, key_env: OTHER_KEY}]"
     ),
