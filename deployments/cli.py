@@ -41,7 +41,7 @@ from deployments.models.conversion import ProgressCallback
 from deployments.models.embedded import ModelStoreError
 from deployments.models.store import ModelStore
 from deployments.models.text_model import text_model
-from deployments.options import ModelOption, check_directory
+from deployments.options import ApplicationOption, ModelOption, check_directory
 from deployments.simulate import SimulateError
 from deployments.simulate.command import simulate
 from deployments.timeline.command import timeline as draw_timeline
@@ -130,6 +130,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one look; also without a terminal.")] = False,  # noqa: FBT002
     as_json: Annotated[bool, typer.Option("--json", help="Print one look as JSON.")] = False,  # noqa: FBT002
     model: ModelOption = None,
+    application: ApplicationOption = None,
 ) -> None:
     """Watch what the running deployment prefills, what waits and what is suspended, until Ctrl-C."""
     console = Console()
@@ -139,7 +140,7 @@ def top(
 
         looks.quiet()
         try:
-            running = connect(model)
+            running = connect(model, application)
             status.stop()
             if once or as_json or not console.is_terminal:
                 looks.print_once(running, console, as_json=as_json)

@@ -1,7 +1,7 @@
 """What several commands do with their options.
 
-They name one of several models, refuse what would count for nothing and infinite numbers, and find out before
-the work whether its result can be written.
+They name one of several models or applications, refuse what would count for nothing and infinite numbers, and
+find out before the work whether its result can be written.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import typer
 
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Of several models, which one; by default the first.")
+]
+ApplicationOption = Annotated[
+    str | None, typer.Option("--application", help="Of several Serve applications, which one.")
 ]
 
 

@@ -26,7 +26,7 @@ from deployments.calibrate.profile import (
     with_handoffs,
 )
 from deployments.config import ConfigError
-from deployments.options import ModelOption, check_file_and_directory, refuse_given
+from deployments.options import ApplicationOption, ModelOption, check_file_and_directory, refuse_given
 from slo.predict.measured_on import ON_HOST, Measurable
 from slo.predict.prediction_error import PredictionError
 from slo.predict.prefill_time import PrefillPredictor, Sample
@@ -53,6 +53,7 @@ def calibrate(  # noqa: PLR0913, PLR0917 - an option each
     prompts: Annotated[int, typer.Option(min=2, max=64, help="How many prompts --check sends.")] = 12,
     seed: Annotated[int, typer.Option(help="The lengths of those follow from it.")] = 0,
     model: ModelOption = None,
+    application: ApplicationOption = None,
 ) -> None:
     """Measure prefills, handoffs and KV transfers of the running deployment; it should be idle."""
     sizes = None if lengths is None else _lengths(lengths)
@@ -67,7 +68,7 @@ def calibrate(  # noqa: PLR0913, PLR0917 - an option each
     from deployments.local.running import NotRunningError, connect  # noqa: PLC0415
 
     try:
-        measuring = Measuring(connect(model))
+        measuring = Measuring(connect(model, application))
     except NotRunningError as error:
         raise ConfigError(f"calibrate: {error}") from None
     about = measuring.measurable()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -30,6 +29,10 @@ class NotRunningError(Exception):
     """There is no deployment to talk to; the message says why and what to do."""
 
 
+class _SeveralFitError(NotRunningError):
+    """Several do, and whoever asks has to say which is meant."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunningDeployment:
     """A deployment that runs: the model it serves, its Ray's address, and whom to ask.
@@ -53,29 +56,35 @@ class RunningDeployment:
             return await question.dispatch(chosen, *arguments, pin=replica)
 
 
-def connect(model: str | None = None) -> RunningDeployment:
+def connect(model: str | None = None, application: str | None = None) -> RunningDeployment:
     """Find the deployment that runs on this machine; starts nothing.
 
     Of several models it is the one of that name, without a name the first. Looks at the cluster that
     `RAY_ADDRESS` names. Without that, at the last one that was started here, and then at all others.
 
     Raises:
-        NotRunningError: when there is none, or none with that model.
+        NotRunningError: when there is none, none with that model, or on one cluster several applications.
     """
     refused: NotRunningError | None = None
     applications = _applications("auto")
     try:
-        if (found := _deployment(applications, model)) is not None:
+        if (found := _deployment(applications, model, application)) is not None:
             return found
+    except _SeveralFitError:
+        raise
     except NotRunningError as error:
         refused = error
     here = ray.get_runtime_context().gcs_address
     others = set() if os.environ.get("RAY_ADDRESS") else find_gcs_addresses() - {here}
     for address in sorted(others):
         ray.shutdown()
-        with suppress(NotRunningError):
-            if (found := _deployment(_applications(address), model)) is not None:
+        try:
+            if (found := _deployment(_applications(address), model, application)) is not None:
                 return found
+        except _SeveralFitError:
+            raise
+        except NotRunningError:
+            continue
     raise refused or NotRunningError(
         f"the Ray cluster here runs no {APP_NAME} application; start `slackserve serve`, or deploy "
         "`deployments.app:build` on it"
@@ -102,37 +111,53 @@ def _applications(address: str) -> dict[str, ApplicationStatusOverview]:
 
 
 def _deployment(
-    applications: dict[str, ApplicationStatusOverview], model: str | None
+    applications: dict[str, ApplicationStatusOverview],
+    model: str | None = None,
+    application: str | None = None,
 ) -> RunningDeployment | None:
-    """The first of ours; of several models the one asked for, or the first that was configured.
+    """The one of ours that fits; of several models the one asked for, or the first that was configured.
 
     Raises:
-        NotRunningError: when none of ours has such a model.
+        _SeveralFitError: when several of ours do.
+        NotRunningError: when none of ours has such a name, or such a model.
     """
+    ours = {name: parts for name, state in applications.items() if (parts := _parts(state))}
+    if not ours:
+        return None
+    if application is not None and application not in ours:
+        raise NotRunningError(f"there is no application {application!r} here; give one of {', '.join(ours)}")
     there: list[str] = []
-    for application, state in applications.items():
-        parts = [
-            name.removeprefix(PREFILL_PREFIX) for name in state.deployments if name.startswith(PREFILL_PREFIX)
-        ]
-        if not parts:
-            continue
-        router = serve.get_deployment_handle(ROUTER_NAME, application)
+    fit: dict[str, RunningDeployment] = {}
+    for each in ours if application is None else [application]:
+        router, parts = serve.get_deployment_handle(ROUTER_NAME, each), ours[each]
         models = _models(router) or parts
         name = model or models[0]
-        if name not in models and not (models is parts and in_names(name) in parts):
+        if name in models or (models is parts and in_names(name) in parts):
+            fit[each] = _running(each, name, router)
+        else:
             there += models
-            continue
-        prefill, decode = (
-            serve.get_deployment_handle(prefix + in_names(name), application)
-            for prefix in (PREFILL_PREFIX, DECODE_PREFIX)
-        )
-        address = ray.get_runtime_context().gcs_address
-        return RunningDeployment(
-            name, address, OfModel(router, name), prefill, decode, partial(find_any_monitor, application)
-        )
-    if there:
+    if len(fit) > 1:
+        raise _SeveralFitError(f"several applications fit: {', '.join(fit)}; name one with --application")
+    if not fit:
         raise NotRunningError(f"{APP_NAME} serves no model {model!r} here; give one of {', '.join(there)}")
-    return None
+    return next(iter(fit.values()))
+
+
+def _parts(state: ApplicationStatusOverview) -> list[str]:
+    """An application's models, as its deployments' names have them; none of one that is not ours."""
+    return [
+        name.removeprefix(PREFILL_PREFIX) for name in state.deployments if name.startswith(PREFILL_PREFIX)
+    ]
+
+
+def _running(application: str, model: str, router: DeploymentHandle) -> RunningDeployment:
+    prefill, decode = (
+        serve.get_deployment_handle(prefix + in_names(model), application)
+        for prefix in (PREFILL_PREFIX, DECODE_PREFIX)
+    )
+    address = ray.get_runtime_context().gcs_address
+    find_monitor = partial(find_any_monitor, application)
+    return RunningDeployment(model, address, OfModel(router, model), prefill, decode, find_monitor)
 
 
 def _models(router: DeploymentHandle) -> list[str]:

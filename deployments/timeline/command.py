@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from deployments.config import ConfigError
-from deployments.options import ModelOption, check_file_and_directory
+from deployments.options import ApplicationOption, ModelOption, check_file_and_directory
 
 _MAX_S: Final = 86_400
 """The page says times of day; a replica remembers its latest requests only, which are minutes under load."""
@@ -41,6 +41,7 @@ def timeline(
     ] = "60s",
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path("timeline.html"),
     model: ModelOption = None,
+    application: ApplicationOption = None,
 ) -> None:
     """Draw who ran, waited and was suspended on the running deployment's prefill replicas."""
     check_file_and_directory("--out", out, ConfigError)
@@ -50,7 +51,7 @@ def timeline(
         from deployments.timeline.page import html  # noqa: PLC0415 - imports Matplotlib
 
         try:
-            running = connect(model)
+            running = connect(model, application)
             asked_at = datetime.now().astimezone()
             tiers, found = asyncio.run(pasts(running, last))
         except NotRunningError as error:

@@ -2,8 +2,11 @@
 
 from types import SimpleNamespace
 
+import pytest
+
 from deployments.local import running
 from deployments.local.launcher import PREFILL_PREFIX
+from deployments.local.running import NotRunningError
 from telemetry.reporting import monitor_client
 
 
@@ -29,6 +32,78 @@ def test_the_monitor_is_found_also_after_the_files_of_the_command_have_changed(m
     )
     monkeypatch.setattr(running, "ray", SimpleNamespace(get_runtime_context=lambda: context))
     monkeypatch.setattr(running, "serve", SimpleNamespace(get_deployment_handle=get_deployment_handle))
-    found = running._deployment({"app": SimpleNamespace(deployments=[f"{PREFILL_PREFIX}tiny"])}, None)
+    found = running._deployment({"app": SimpleNamespace(deployments=[f"{PREFILL_PREFIX}tiny"])})
     assert found.model == "tiny"
     assert found.find_monitor() == serving
+
+
+@pytest.fixture
+def two(monkeypatch):
+    """What runs: two applications with one model, and one of which each has another; and another one's."""
+    monkeypatch.setattr(
+        running, "ray", SimpleNamespace(get_runtime_context=lambda: SimpleNamespace(gcs_address="here:1"))
+    )
+    monkeypatch.setattr(running, "serve", SimpleNamespace(get_deployment_handle=lambda *of: of))
+    models = {"old": ["tiny", "small"], "new": ["tiny", "large"]}
+    ours = {
+        name: SimpleNamespace(deployments=[PREFILL_PREFIX + model for model in has])
+        for name, has in models.items()
+    }
+    monkeypatch.setattr(running, "_models", lambda router: models[router[1]])
+    return {"dashboard": SimpleNamespace(deployments=["Charts"]), **ours}
+
+
+@pytest.mark.parametrize("model", ["tiny", None])
+def test_where_several_applications_fit_they_are_named_and_none_is_asked(two, model):
+    with pytest.raises(NotRunningError, match="old, new; name one with --application"):
+        running._deployment(two, model)
+
+
+@pytest.mark.parametrize(
+    ("model", "application", "asked"),
+    [
+        ("tiny", "new", ("tiny", "new")),
+        (None, "new", ("tiny", "new")),
+        ("large", None, ("large", "new")),
+        ("small", None, ("small", "old")),
+    ],
+)
+def test_the_application_is_that_which_is_named_or_alone_has_the_model(two, model, application, asked):
+    found = running._deployment(two, model, application)
+    assert found is not None
+    assert (found.model, found.prefill[1]) == asked
+
+
+@pytest.mark.parametrize(
+    ("model", "application", "message"),
+    [
+        ("large", "old", "no model 'large' here; give one of tiny, small"),
+        ("tiny", "dashboard", "no application 'dashboard' here; give one of old, new"),
+        ("tiny", "newer", "no application 'newer' here; give one of old, new"),
+    ],
+)
+def test_an_application_that_does_not_fit_is_refused_with_those_that_do(two, model, application, message):
+    with pytest.raises(NotRunningError, match=message):
+        running._deployment(two, model, application)
+
+
+def test_where_nothing_of_ours_runs_no_application_is_missed(two):
+    assert running._deployment({"dashboard": two["dashboard"]}, None, "new") is None
+
+
+@pytest.mark.parametrize("with_two", ["auto", "there:1"])
+def test_where_several_fit_on_one_cluster_no_other_is_asked(two, monkeypatch, with_two):
+    one = {"old": two["old"]}
+    asked = []
+
+    def applications(address):
+        asked.append(address)
+        return two if address == with_two else {} if address == "auto" else one
+
+    monkeypatch.setattr(running, "_applications", applications)
+    monkeypatch.setattr(running, "find_gcs_addresses", lambda: {"there:1", "zone:1"})
+    monkeypatch.setattr(running.ray, "shutdown", lambda: None, raising=False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(NotRunningError, match="several"):
+        running.connect("tiny")
+    assert asked[-1] == with_two
