@@ -84,6 +84,11 @@ _NOT_REPLACED: Final = {
     ),
 }
 """Code, type and message that a client gets."""
+_NOTHING_ALLOWED: Final = (
+    "the answer cannot go on: no token that conforms to what it must conform to is allowed by the request's "
+    "other parameters, such as allowed_token_ids, bad_words and min_tokens"
+)
+"""What a client is told whose own grammar ends its answer."""
 _HERE_XARG: Final = "slackserve_here"
 """The name of a request whose prompt the engine computes itself."""
 
@@ -295,7 +300,7 @@ class Orchestrator:
                     answer = self.decoding.after(prefilled, run, params, decode)
                 async with aclosing(answer) as outputs:
                     async for output in outputs:
-                        self._refuse_aborted(run, output)
+                        self._refuse_given_up(run, params, output)
                         if params.output_kind is RequestOutputKind.DELTA:
                             run.progress.take(output.outputs[0])
                             run.call.amount.take(output.outputs[0], is_delta=True)
@@ -316,19 +321,23 @@ class Orchestrator:
             assert only.run is not None
             async with aclosing(generate(params, name)) as outputs:
                 async for output in outputs:
-                    self._refuse_aborted(only.run, output)
+                    self._refuse_given_up(only.run, params, output)
                     yield output
 
         return run
 
-    def _refuse_aborted(self, run: Underway, output: Any) -> None:
+    def _refuse_given_up(self, run: Underway, params: SamplingParams, output: Any) -> None:
         """Refuse a request whose answer the engine gives up, which nobody has asked it to.
 
         Raises:
             RefusedError: It does.
         """
-        if any(one.finish_reason == "abort" for one in output.outputs):
+        reasons = {one.finish_reason for one in output.outputs}
+        if "abort" in reasons:
             raise run.refuse(self.layer.failed("the engine is ending"))
+        if "error" in reasons and params.structured_outputs is not None:
+            # Its grammar has no token that the other parameters allow, here or on any other replica.
+            raise run.refuse(error_response(400, "BadRequestError", _NOTHING_ALLOWED, "structured_outputs"))
 
     async def _go_on_after(self, run: Underway, failure: PrefillFailedError) -> None:
         """Give the run another place after a failure, or refuse it.

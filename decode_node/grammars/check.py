@@ -2,8 +2,9 @@
 
 A short grammar can take minutes and gigabytes to compile, and an engine that compiles it serves nobody
 meanwhile, or dies. So it is compiled first, with what the engine compiles it with, in a fork of a child
-process, one at a time, for tenants in turn.
-The child starts with the first request that has a grammar; verdicts are kept. What is wrong with a grammar is
+process, one at a time, for tenants in turn. An engine fails an answer for which it finds no token, so what no
+answer can conform to is refused as well.
+The child starts with the first request that has a grammar; verdicts are kept. What else is wrong with one is
 vLLM's to say.
 """
 
@@ -16,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from vllm.exceptions import VLLMServerError, VLLMValidationError
 from vllm.v1.structured_output.backend_types import StructuredOutputOptions
@@ -26,11 +27,14 @@ from decode_node.answers import error_response
 from decode_node.grammars.backends import GrammarBackend
 from decode_node.grammars.child_process import Child
 from decode_node.grammars.turns import TurnsOfTenants
+from sampling.engine_limits import MOST_TOKEN_IDS
 from slo.errors import TOO_MANY_GRAMMARS
 from slo.request import TENANT_XARG
 from telemetry import logs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ray.serve.llm.openai_api_models import ErrorResponse
     from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
@@ -42,6 +46,8 @@ _WALL: Final = 20.0
 _MAX_VERDICTS: Final = 4096
 _MOST_PENDING: Final = 32
 """Grammars of one tenant that wait for a verdict; at the default limit they take 16 s of computing."""
+_ANY_OBJECT: Final = '{"type": "object"}'
+"""As vLLM has xgrammar and llguidance read `json_object`; for outlines it has nothing."""
 _MAX_SILENCES: Final = 3
 """A grammar that so many children in a row say nothing of is refused: it may be what ends them."""
 
@@ -71,6 +77,20 @@ class TooManyGrammarsError(Exception):
         )
 
 
+class _Key(NamedTuple):
+    """What has a verdict: a grammar as its backend takes it, and the only tokens that its request allows."""
+
+    kind: str
+    text: str
+    allowed: list[int] | None
+
+    @property
+    def digest(self) -> bytes:
+        """Short, as texts may be large."""
+        allowed = "" if self.allowed is None else ",".join(map(str, self.allowed))
+        return sha256(f"{self.kind}\0{allowed}\0{self.text}".encode()).digest()
+
+
 @dataclass(slots=True)
 class _Pending:
     """A grammar of a tenant that has no verdict yet.
@@ -81,13 +101,13 @@ class _Pending:
         has_begun: Whether the child has it, or had.
     """
 
-    verdict: asyncio.Task[bool]
+    verdict: asyncio.Task[str]
     waiting: int = 0
     has_begun: bool = False
 
 
 class GrammarCheck:
-    """Refuses what takes too much to compile.
+    """Refuses what takes too much to compile, and what no answer can conform to.
 
     Args:
         limits: How much that is.
@@ -97,7 +117,7 @@ class GrammarCheck:
     def __init__(self, limits: GrammarLimits, backend: GrammarBackend) -> None:
         self._limits = limits
         self._backend = backend
-        self._verdicts: OrderedDict[bytes, bool] = OrderedDict()  # by digest: texts may be large
+        self._verdicts: OrderedDict[bytes, str] = OrderedDict()  # why each is refused; empty for a good one
         self._silences: OrderedDict[bytes, int] = OrderedDict()  # in a row, of those without a verdict
         self._pending: dict[tuple[str, bytes], _Pending] = {}  # by tenant and digest
         self._child: Child | None = None
@@ -118,7 +138,7 @@ class GrammarCheck:
             if params.structured_outputs is not None:
                 tenant = (params.extra_args or {}).get(TENANT_XARG, "")
                 try:
-                    await self.check(params.structured_outputs, tenant)
+                    await self.check(params.structured_outputs, tenant, params.allowed_token_ids)
                 except TooManyGrammarsError as error:
                     raise refuse(params, error_response(429, TOO_MANY_GRAMMARS, str(error))) from None
             async with contextlib.aclosing(generate(prompt, params, *rest, **options)) as outputs:
@@ -127,52 +147,57 @@ class GrammarCheck:
 
         client.generate = checked
 
-    async def check(self, params: StructuredOutputsParams, tenant: str = "") -> None:
+    async def check(
+        self, params: StructuredOutputsParams, tenant: str = "", allowed: Sequence[int] | None = None
+    ) -> None:
         """Compile a grammar within the limits.
 
         Args:
             params: What has the grammar.
             tenant: Whose request it is; empty for the server's own.
+            allowed: The only tokens that the request allows.
 
         Raises:
-            VLLMValidationError: when that takes too much, or cannot be known for this model.
+            VLLMValidationError: when that takes too much, or cannot be known for this model, or when no
+                answer can conform to it.
             GrammarNotCheckedError: when nobody knows.
             TooManyGrammarsError: when the tenant has too many others that wait.
         """
-        key = self._key(params)
+        key = self._key(params, allowed)
         if key is None:
             return
-        known = _digest(key)
+        known = key.digest
         if known in self._verdicts:
-            is_good = self._verdicts[known]
+            refusal = self._verdicts[known]
             self._verdicts.move_to_end(known)
         else:
-            is_good = await self._verdict(key, tenant)
-        if not is_good:
-            limits = self._limits
-            message = (
-                "what the answer must conform to takes too long or too much memory to compile; "
-                f"limits.grammar_timeout_s allows {limits.timeout_s:g} s, "
-                f"limits.max_grammar_mib {limits.max_mib} MiB"
-            )
-            raise VLLMValidationError(message, parameter="structured_outputs")
+            refusal = await self._verdict(key, tenant)
+        if refusal:
+            raise VLLMValidationError(refusal, parameter="structured_outputs")
 
-    def _key(self, params: StructuredOutputsParams) -> tuple[str, str] | None:
-        """The kind and text of a grammar as its backend takes it; None for one that costs nothing."""
+    def _key(self, params: StructuredOutputsParams, allowed: Sequence[int] | None) -> _Key | None:
+        """What has a verdict; None for what costs nothing, and for what vLLM refuses unread."""
         try:
             kind, text = get_structured_output_key(params)
         except ValueError:  # vLLM says so itself
             return None
-        return None if kind is StructuredOutputOptions.JSON_OBJECT else self._backend.grammar(kind, text)
+        if not allowed or len(allowed) > MOST_TOKEN_IDS:  # likewise
+            allowed = None
+        if kind is StructuredOutputOptions.JSON_OBJECT:
+            if allowed is None:
+                return None
+            kind, text = StructuredOutputOptions.JSON, _ANY_OBJECT
+        grammar = self._backend.grammar(kind, text)
+        return grammar and _Key(*grammar, None if allowed is None else sorted(set(allowed)))
 
-    async def _verdict(self, key: tuple[str, str], tenant: str) -> bool:
-        """Whether a grammar compiles within the limits, found out once for all of a tenant who ask.
+    async def _verdict(self, key: _Key, tenant: str) -> str:
+        """Why a grammar is refused, found out once for all of a tenant who ask; empty for a good one.
 
         Raises:
             GrammarNotCheckedError: when nobody knows.
             TooManyGrammarsError: when the tenant has too many others that wait.
         """
-        place = tenant, _digest(key)
+        place = tenant, key.digest
         one = self._pending.get(place) or self._asked(key, place)
         one.waiting += 1
         try:  # a client that leaves does not stop the child in its work
@@ -183,7 +208,7 @@ class GrammarCheck:
                 one.verdict.cancel()
                 self._forget(place, one)
 
-    def _asked(self, key: tuple[str, str], place: tuple[str, bytes]) -> _Pending:
+    def _asked(self, key: _Key, place: tuple[str, bytes]) -> _Pending:
         tenant, _ = place
         if sum(whose == tenant for whose, _ in self._pending) >= _MOST_PENDING:
             raise TooManyGrammarsError
@@ -191,7 +216,7 @@ class GrammarCheck:
         task = asyncio.get_running_loop().create_task(self._judge(key, place), context=contextvars.Context())
         one = self._pending[place] = _Pending(task)
 
-        def over(task: asyncio.Task[bool]) -> None:
+        def over(task: asyncio.Task[str]) -> None:
             self._forget(place, one)
             if not task.cancelled():
                 task.exception()  # seen, so that nobody complains when all who asked have left
@@ -203,8 +228,8 @@ class GrammarCheck:
         if self._pending.get(place) is one:
             del self._pending[place]
 
-    async def _judge(self, key: tuple[str, str], place: tuple[str, bytes]) -> bool:
-        """Whether a grammar compiles within the limits, or not when children keep dying of it.
+    async def _judge(self, key: _Key, place: tuple[str, bytes]) -> str:
+        """Why a grammar is refused, which it also is when children keep dying of it; empty for a good one.
 
         Raises:
             GrammarNotCheckedError: when the child has died, or says nothing.
@@ -219,7 +244,7 @@ class GrammarCheck:
             child = self._child or await self._start()
             answer = await child.ask(key, self._limits.timeout_s * _WALL)
             if answer != "ok":
-                logs.event("grammar_refused", kind=key[0], bytes=len(key[1]), answer=answer or "none")
+                logs.event("grammar_refused", kind=key.kind, bytes=len(key.text), answer=answer or "none")
             silences = self._silences.pop(known, 0)
             if answer == "":
                 await self.close()
@@ -228,7 +253,22 @@ class GrammarCheck:
                     raise GrammarNotCheckedError(
                         "what the answer must conform to could not be checked; try again"
                     )
-            return _keep(self._verdicts, known, answer == "ok")
+            return _keep(self._verdicts, known, self._refusal(answer, key))
+
+    def _refusal(self, answer: str, key: _Key) -> str:
+        """Why a grammar is refused of which the child says this; empty for a good one."""
+        match answer:
+            case "ok":
+                return ""
+            case "nothing":
+                what = "no token" if key.allowed is None else "none of allowed_token_ids"
+                return f"no answer can conform to what it must conform to: {what} can begin one"
+        limits = self._limits
+        return (
+            "what the answer must conform to takes too long or too much memory to compile; "
+            f"limits.grammar_timeout_s allows {limits.timeout_s:g} s, "
+            f"limits.max_grammar_mib {limits.max_mib} MiB"
+        )
 
     async def close(self) -> None:
         """End the child."""
@@ -261,10 +301,6 @@ def _keep(kept: OrderedDict[bytes, _Value], known: bytes, value: _Value) -> _Val
     if len(kept) > _MAX_VERDICTS:
         kept.popitem(last=False)
     return value
-
-
-def _digest(key: tuple[str, str]) -> bytes:
-    return sha256("\0".join(key).encode()).digest()
 
 
 def _vocabulary(backend: GrammarBackend) -> Any:

@@ -1,7 +1,8 @@
 """Compiles grammars in processes that may die of them; see `decode_node.grammars.check`.
 
 Reads what to compile with and then one grammar after the other from stdin, a JSON value a line, and answers
-each with a line. Each is compiled in a fork, which the kernel's own timer ends when it takes too long.
+each with a line. Each is compiled in a fork, which the kernel's own timer ends when it takes too long. There
+it is also found out whether a token can begin an answer; not with llguidance, which tokenizes texts for that.
 Imports nothing of the engine, so that it starts in seconds and is small.
 """
 
@@ -17,10 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
-_Compile: TypeAlias = Callable[[str, str], object]
-"""Compiles a grammar of a kind and a text."""
+_Compile: TypeAlias = Callable[[str, str, list[int] | None], bool]
+"""Compiles a grammar of a kind and a text; whether an answer can begin, with one of these tokens if given."""
 _NICENESS = 10
 """Engines go first."""
+_OK, _NOTHING = 0, 2
+_VERDICTS = {_OK: "ok", _NOTHING: "nothing"}
+"""What is answered, by the exit code of the fork that has compiled."""
 
 
 def main() -> None:
@@ -34,14 +38,14 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # nobody reads it from here on
     _say("ready")
     for line in sys.stdin:
-        kind, text = json.loads(line)
+        kind, text, allowed = json.loads(line)
         if (pid := os.fork()) == 0:
             signal.setitimer(
                 signal.ITIMER_PROF, start["max_s"]
             )  # counts computing; nobody catches its signal
-            os._exit(_compiled(compile_one, kind, text))
+            os._exit(_compiled(compile_one, kind, text, allowed))
         _, status = os.waitpid(pid, 0)
-        _say("ok" if status == 0 else "too much")
+        _say(_VERDICTS.get(os.waitstatus_to_exitcode(status), "too much"))
 
 
 def _say(word: str) -> None:
@@ -49,29 +53,30 @@ def _say(word: str) -> None:
     sys.stdout.flush()
 
 
-def _compiled(compile_one: _Compile, kind: str, text: str) -> int:
-    """0 unless memory did not suffice: what is wrong with a grammar vLLM says in its own words."""
+def _compiled(compile_one: _Compile, kind: str, text: str, allowed: list[int] | None) -> int:
+    """One of `_VERDICTS`, or 1 if memory did not suffice: what is wrong vLLM says in its own words."""
     try:
-        compile_one(kind, text)
+        begins = compile_one(kind, text, allowed)
     except Exception as error:  # noqa: BLE001 - see above
         # Of memory that C++ does not get xgrammar makes an error of this text, and no MemoryError.
         return int(isinstance(error, MemoryError) or str(error).startswith("std::bad_alloc"))
-    return 0
+    return _OK if begins else _NOTHING
 
 
 def _xgrammar(vocabulary: str) -> _Compile:
     """As vLLM's xgrammar backend compiles."""
-    import xgrammar  # noqa: PLC0415 - of the libraries only the one that is needed
+    import numpy as np  # noqa: PLC0415 - of the libraries only what is needed
+    import xgrammar  # noqa: PLC0415 - likewise
 
     tokenizer = xgrammar.TokenizerInfo.deserialize_json(vocabulary)
     compiler = xgrammar.GrammarCompiler(tokenizer, max_threads=1, cache_enabled=False)
 
-    def compile_one(kind: str, text: str) -> None:
+    def compiled(kind: str, text: str) -> xgrammar.CompiledGrammar:
         match kind:
             case "json":
-                compiler.compile_json_schema(text)
+                return compiler.compile_json_schema(text)
             case "regex":
-                compiler.compile_regex(text)
+                return compiler.compile_regex(text)
             case "structural_tag" if "structures" in (tag := json.loads(text)):
                 items = [
                     xgrammar.StructuralTagItem(
@@ -79,13 +84,31 @@ def _xgrammar(vocabulary: str) -> _Compile:
                     )
                     for each in tag["structures"]
                 ]
-                compiler.compile_structural_tag(items, tag["triggers"])
+                return compiler.compile_structural_tag(items, tag["triggers"])
             case "structural_tag":
-                compiler.compile_structural_tag(text)
-            case _:
-                compiler.compile_grammar(text)
+                return compiler.compile_structural_tag(text)
+        return compiler.compile_grammar(text)
+
+    def compile_one(kind: str, text: str, allowed: list[int] | None) -> bool:
+        mask = np.full((tokenizer.vocab_size + 31) // 32, -1, np.int32)
+        xgrammar.GrammarMatcher(compiled(kind, text)).fill_next_token_bitmask(mask[None])
+        first = np.unpackbits(mask.view(np.uint8), bitorder="little", count=tokenizer.vocab_size)
+        return _begins(np.flatnonzero(first).tolist(), allowed, tokenizer.stop_token_ids)
 
     return compile_one
+
+
+def _begins(first: list[int], allowed: list[int] | None, ends: list[int]) -> bool:
+    """Whether an answer can begin with one of the allowed tokens, or end at once.
+
+    Args:
+        first: Tokens that the grammar allows at first.
+        allowed: All that the request allows; None for any.
+        ends: Tokens that end an answer. The request may have others, so one that may end is left alone.
+    """
+    if not ends:
+        return True
+    return bool(first) if allowed is None else not {*allowed, *ends}.isdisjoint(first)
 
 
 class _Tokens:
@@ -105,7 +128,12 @@ def _guidance(vocabulary: dict[str, Any]) -> _Compile:
 
     wrapped = llguidance.TokenizerWrapper(_Tokens(**vocabulary))
     tokenizer = llguidance.LLTokenizer(wrapped, eos_token=vocabulary["eos"])
-    return lambda _, text: llguidance.LLMatcher(tokenizer, text)
+
+    def compile_one(_: str, text: str, __: list[int] | None) -> bool:
+        llguidance.LLMatcher(tokenizer, text)
+        return True
+
+    return compile_one
 
 
 def _outlines(vocabulary: str) -> _Compile:
@@ -114,11 +142,13 @@ def _outlines(vocabulary: str) -> _Compile:
 
     known = outlines_core.Vocabulary.from_binary(base64.b64decode(vocabulary))
 
-    def compile_one(kind: str, text: str) -> None:
+    def compile_one(kind: str, text: str, allowed: list[int] | None) -> bool:
         is_schema = kind == "json"
-        outlines_core.Index(
+        index = outlines_core.Index(
             outlines_core.json_schema.build_regex_from_schema(text) if is_schema else text, known
         )
+        first = index.get_allowed_tokens(index.get_initial_state()) or []
+        return _begins(first, allowed, [known.get_eos_token_id()])
 
     return compile_one
 

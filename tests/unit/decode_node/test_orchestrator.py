@@ -64,6 +64,7 @@ FAILED = "the connector could not pull"
 LEAVES = "the engine had no memory for it"
 DROPS = "the engine had none for it for good"
 ABORTS = "the engine is being ended"
+REJECTS = "the engine's grammar rejects the token that was sampled"
 PROMPT = list(range(100))
 
 
@@ -75,6 +76,7 @@ class Request(BaseModel):
     seed: int | None = None
     max_tokens: int = 3
     n: int = 1
+    json_object: bool | None = None
 
 
 def refusal(code=400):
@@ -157,6 +159,7 @@ class Play:
             seed=request.seed,
             extra_args=request.vllm_xargs,
             output_kind=kind,
+            structured_outputs=request.json_object and StructuredOutputsParams(json_object=True),
         )
         outputs = self._engine_client.generate({"prompt_token_ids": PROMPT}, params, "request")
         try:
@@ -175,7 +178,7 @@ class Play:
         if request.stream:
             yield "data: [DONE]"
 
-    async def generate(self, prompt, params, request_id, **options):  # noqa: C901 - one play
+    async def generate(self, prompt, params, request_id, **options):  # noqa: C901, PLR0912 - one play
         """vLLM's engine."""
         carried = self.begins(params)
         is_stream = params.output_kind is RequestOutputKind.DELTA
@@ -201,6 +204,9 @@ class Play:
                 ended = output([] if is_stream else whole, finished=True)
                 ended.outputs[0].finish_reason = "abort"
                 yield ended
+                return
+            if one is REJECTS:
+                yield output([THIRD] if is_stream else [*whole, THIRD], error=True)
                 return
             if one is FAILED:
                 self.engine.append("failed")
@@ -1092,6 +1098,33 @@ async def test_what_only_decode_can_compute_fails_with_the_engine_that_gives_it_
         pieces = await read(served.run_here(call, context(), here, "several_sequences"))
     assert set(pieces[:-1]) == ({STREAMED[0]} if stream else set())
     assert pieces[-1].error.type == REQUEST_FAILED
+
+
+@pytest.mark.parametrize("first", [[], [[FIRST]]], ids=str)
+@pytest.mark.parametrize("way", ["prefilled elsewhere", "computed here", 1, 2])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_that_its_own_grammar_ends_is_the_requests_fault_and_not_placed_again(
+    stream, way, first
+):
+    """As where `allowed_token_ids` has nothing that the grammar allows: no other replica has either."""
+    plays = [*first, REJECTS]
+    steps, local, n = Play({A: plays}), LocalPrefills(2), way if isinstance(way, int) else 1
+    steps.at_home = plays
+    asked = Request(stream=stream, n=n, json_object=True)
+    if way == "prefilled elsewhere":
+        *pieces, refused = await serve(steps, request=asked)
+    elif way == "computed here":
+        place = {"prefill_replica": None, "local_prefill": "cheaper_on_decode"}
+        *pieces, refused = await serve(steps, request=asked, local=local, **place)
+    else:
+        served = orchestrator(steps, local=local)
+        async with admitted(local, context(), n, 60.0) as here:
+            answer = served.run_here(called(asked), context(), here, "several_sequences")
+            *pieces, refused = await read(answer)
+    assert set(pieces) == ({STREAMED[0]} if stream and first else set())
+    error = refused.error
+    assert (error.code, error.type, error.param) == (400, "BadRequestError", "structured_outputs")
+    assert steps.asked == []
 
 
 async def test_the_steps_of_a_beam_search_are_known_without_a_name():

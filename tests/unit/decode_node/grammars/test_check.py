@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import mistral_common
 import psutil
 import pytest
-from transformers import PreTrainedTokenizerFast
 from vllm.config import StructuredOutputsConfig
 from vllm.exceptions import GenerationError, VLLMServerError, VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
@@ -31,7 +30,6 @@ from decode_node.grammars.check import (
 from decode_node.grammars.child import CHECKED
 from slo.request import TENANT_XARG
 
-LIMITS = GrammarLimits(timeout_s=0.5, max_mib=512)
 GOOD = [
     StructuredOutputsParams(regex="[a-z]{3,5}"),
     StructuredOutputsParams(json={"type": "object", "properties": {"a": {"type": "integer"}}}),
@@ -72,18 +70,6 @@ MANY_LENGTHS = StructuredOutputsParams(
         "required": [f"p{n}" for n in range(1, 200)],
     }
 )
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    return PreTrainedTokenizerFast.from_pretrained(build_tiny_llama(tmp_path_factory.mktemp("m") / "tiny"))
-
-
-@pytest.fixture
-async def check(tokenizer):
-    check = GrammarCheck(LIMITS, Xgrammar(tokenizer, len(tokenizer)))
-    yield check
-    await check.close()
 
 
 @pytest.mark.slow
@@ -185,21 +171,6 @@ async def test_what_takes_too_much_is_refused_and_the_next_one_served(check):
         with pytest.raises(VLLMValidationError):
             await check.check(params)
         await check.check(next_one)
-
-
-@pytest.fixture
-async def check_by(tokenizer):
-    """Makes checks that compile with a backend."""
-    made = []
-
-    def make(name, tokenizer=tokenizer, limits=LIMITS, **config):
-        config = StructuredOutputsConfig(backend=name, **config)
-        made.append(GrammarCheck(limits, backend_of(config, tokenizer, len(tokenizer.get_vocab()))))
-        return made[-1]
-
-    yield make
-    for check in made:
-        await check.close()
 
 
 @pytest.mark.slow
