@@ -123,8 +123,8 @@ class Orchestrator:
 
         What it asks for those of `run_here` has its turn.
         """
-        straight, config = client.generate, client.vllm_config
-        by_tier = config.scheduler_config.scheduler_cls == PRESSURE_SCHEDULER
+        straight = client.generate
+        by_tier = client.vllm_config.scheduler_config.scheduler_cls == PRESSURE_SCHEDULER
         self.decoding.local.by_tier = self.decoding.short.by_tier = by_tier
 
         def generate(prompt: Any, params: SamplingParams, request_id: str, **options: Any) -> Outputs:
@@ -136,7 +136,7 @@ class Orchestrator:
                 if (lora := options.get("lora_request")) is not None:
                     run.adapter = Adapter(lora.lora_name, lora.lora_path)
                 return self._through_prefill(
-                    run, config, prompt, params, lambda given: here(given, request_id)
+                    run, client, prompt, params, lambda given: here(given, request_id)
                 )
             if (only := self._here.get(given.get(_HERE_XARG, ""))) is not None:
                 return only.generate(prompt, params, request_id, self._unaborted(only, here))
@@ -148,9 +148,10 @@ class Orchestrator:
         deliver_carried(client.output_processor)
 
     def _through_prefill(
-        self, run: Underway, config: VllmConfig, prompt: Any, params: SamplingParams, here: Decode
+        self, run: Underway, client: Any, prompt: Any, params: SamplingParams, here: Decode
     ) -> Outputs:
         """What the engine here, called with `here`, makes of a request after a prefill."""
+        config: VllmConfig = client.vllm_config
         run.progress.bound = run.progress.bound or why_bound(config, params)
         run.may_leave = self.leaves and may_leave(config, params)
 
@@ -170,7 +171,7 @@ class Orchestrator:
             return unless_dropped(outputs, params.output_kind, lambda: _dropped(run))
 
         resampled, draws = why_resampled(config, params), draws_of(config)
-        return self._generate(run, prompt, params, decode, resampled=resampled, draws=draws)
+        return self._generate(run, client, prompt, params, decode, resampled=resampled, draws=draws)
 
     def rendered(self, request: Any) -> Any:
         """What vLLM's renderer has made of a request of `run` or `run_here`; None for any other.
@@ -264,6 +265,7 @@ class Orchestrator:
     async def _generate(
         self,
         run: Underway,
+        client: Any,
         prompt: Any,
         params: SamplingParams,
         decode: Decode,
@@ -275,12 +277,18 @@ class Orchestrator:
 
         Args:
             run: The request.
+            client: vLLM's, of the engine here.
             prompt: vLLM's `TokensInput`.
             params: As the client wants its answer sampled.
             decode: Runs the request on the engine here.
             resampled: Why decode does not go on from the token that prefill samples; None when it does.
             draws: How the engine here draws with a seed.
+
+        Raises:
+            VLLMClientError: vLLM refuses the request; also ValueError.
         """
+        tasks = await client.get_supported_tasks()  # vLLM's own check comes after a prefill
+        client.input_processor.process_inputs("", prompt, params, tasks)
         is_counted = False
         while True:
             started_s = time.monotonic()

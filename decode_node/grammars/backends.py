@@ -7,7 +7,6 @@ Owns how vLLM's backend of each reads a grammar and the vocabulary, in the decod
 from __future__ import annotations
 
 import base64
-import contextlib
 import copy
 import json
 from typing import Any, ClassVar, Protocol, TypeAlias
@@ -64,14 +63,15 @@ class Xgrammar:
         self._vocab_size = vocab_size
 
     def grammar(self, kind: _Kind, text: str) -> tuple[str, str] | None:
-        """The kind and text of a grammar as the child compiles it."""
+        """The kind and text of a grammar as the child compiles it; None for one of Lark's without a like."""
         match kind:
             case StructuredOutputOptions.CHOICE:
                 return "grammar", choice_as_grammar(json.loads(text))
-            case StructuredOutputOptions.GRAMMAR:
-                with contextlib.suppress(ValueError):
-                    if grammar_is_likely_lark(text):
-                        return "grammar", convert_lark_to_ebnf(text)
+            case StructuredOutputOptions.GRAMMAR if grammar_is_likely_lark(text):
+                try:
+                    return "grammar", convert_lark_to_ebnf(text)
+                except ValueError:
+                    return None
         return kind.name.lower(), text
 
     def vocabulary(self) -> str:

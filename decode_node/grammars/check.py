@@ -2,8 +2,8 @@
 
 A short grammar can take minutes and gigabytes to compile, and an engine that compiles it serves nobody
 meanwhile, or dies. So it is compiled first, with what the engine compiles it with, in a fork of a child
-process, one at a time, for tenants in turn. An engine fails an answer for which it finds no token, so what no
-answer can conform to is refused as well.
+process, one at a time, for tenants in turn. What does not compile is refused, too, before its prompt is
+computed; so is what no answer can conform to: an engine fails an answer for which it finds no token.
 The child starts with the first request that has a grammar; verdicts are kept. What else is wrong with one is
 vLLM's to say.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import json
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ class _Pending:
 
 
 class GrammarCheck:
-    """Refuses what takes too much to compile, and what no answer can conform to.
+    """Refuses what takes too much to compile or does not compile, and what no answer can conform to.
 
     Args:
         limits: How much that is.
@@ -158,8 +159,8 @@ class GrammarCheck:
             allowed: The only tokens that the request allows.
 
         Raises:
-            VLLMValidationError: when that takes too much, or cannot be known for this model, or when no
-                answer can conform to it.
+            VLLMValidationError: when that takes too much, fails, or cannot be known for this model, or when
+                no answer can conform to it.
             GrammarNotCheckedError: when nobody knows.
             TooManyGrammarsError: when the tenant has too many others that wait.
         """
@@ -257,9 +258,12 @@ class GrammarCheck:
 
     def _refusal(self, answer: str, key: _Key) -> str:
         """Why a grammar is refused of which the child says this; empty for a good one."""
-        match answer:
+        word, _, why = answer.partition(" ")
+        match word:
             case "ok":
                 return ""
+            case "wrong":
+                return f"what the answer must conform to does not compile: {json.loads(why)}"
             case "nothing":
                 what = "no token" if key.allowed is None else "none of allowed_token_ids"
                 return f"no answer can conform to what it must conform to: {what} can begin one"

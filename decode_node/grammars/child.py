@@ -2,7 +2,8 @@
 
 Reads what to compile with and then one grammar after the other from stdin, a JSON value a line, and answers
 each with a line. Each is compiled in a fork, which the kernel's own timer ends when it takes too long. There
-it is also found out whether a token can begin an answer; not with llguidance, which tokenizes texts for that.
+it is also found out whether a token can begin an answer; not with llguidance, which tokenizes texts for that,
+and raises nothing for what is wrong.
 Imports nothing of the engine, so that it starts in seconds and is small.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -22,9 +24,13 @@ _Compile: TypeAlias = Callable[[str, str, list[int] | None], bool]
 """Compiles a grammar of a kind and a text; whether an answer can begin, with one of these tokens if given."""
 _NICENESS = 10
 """Engines go first."""
-_OK, _NOTHING = 0, 2
-_VERDICTS = {_OK: "ok", _NOTHING: "nothing"}
-"""What is answered, by the exit code of the fork that has compiled."""
+_OK, _NOTHING, _WRONG = 0, 2, 3
+_VERDICTS = {_OK: "ok", _NOTHING: "nothing", _WRONG: "wrong"}
+"""What is answered, by the exit code of the fork that has compiled; of what is wrong follows why, as JSON."""
+_SOURCE = re.compile(r"\[[\d:]+\] \S+:\d+: ")
+"""How xgrammar's errors begin: the time, and a line of its own code."""
+_MOST_TOLD = 300
+"""Characters of an error: it may repeat the whole text."""
 
 
 def main() -> None:
@@ -39,28 +45,40 @@ def main() -> None:
     _say("ready")
     for line in sys.stdin:
         kind, text, allowed = json.loads(line)
+        read, written = os.pipe()
         if (pid := os.fork()) == 0:
             signal.setitimer(
                 signal.ITIMER_PROF, start["max_s"]
             )  # counts computing; nobody catches its signal
-            os._exit(_compiled(compile_one, kind, text, allowed))
+            code, why = _compiled(compile_one, kind, text, allowed)
+            os.write(written, json.dumps(why).encode())  # less than a pipe holds
+            os._exit(code)
+        os.close(written)
         _, status = os.waitpid(pid, 0)
-        _say(_VERDICTS.get(os.waitstatus_to_exitcode(status), "too much"))
+        code = os.waitstatus_to_exitcode(status)
+        with os.fdopen(read) as told:
+            why = f" {told.read()}" if code == _WRONG else ""
+        _say(_VERDICTS.get(code, "too much") + why)
 
 
-def _say(word: str) -> None:
-    sys.stdout.write(f"{word}\n")
+def _say(answer: str) -> None:
+    sys.stdout.write(f"{answer}\n")
     sys.stdout.flush()
 
 
-def _compiled(compile_one: _Compile, kind: str, text: str, allowed: list[int] | None) -> int:
-    """One of `_VERDICTS`, or 1 if memory did not suffice: what is wrong vLLM says in its own words."""
+def _compiled(compile_one: _Compile, kind: str, text: str, allowed: list[int] | None) -> tuple[int, str]:
+    """One of `_VERDICTS` and what is wrong, or 1 if memory did not suffice."""
     try:
         begins = compile_one(kind, text, allowed)
-    except Exception as error:  # noqa: BLE001 - see above
+    except Exception as error:  # noqa: BLE001 - a library raises what it likes
         # Of memory that C++ does not get xgrammar makes an error of this text, and no MemoryError.
-        return int(isinstance(error, MemoryError) or str(error).startswith("std::bad_alloc"))
-    return _OK if begins else _NOTHING
+        if isinstance(error, MemoryError) or str(error).startswith("std::bad_alloc"):
+            return 1, ""
+        # Of a text that is not ASCII it may cite half a character.
+        said = error.object.decode(errors="replace") if isinstance(error, UnicodeDecodeError) else str(error)
+        why = " ".join(_SOURCE.sub("", said, count=1).split())
+        return _WRONG, why[:_MOST_TOLD] or type(error).__name__
+    return _OK if begins else _NOTHING, ""
 
 
 def _xgrammar(vocabulary: str) -> _Compile:

@@ -12,9 +12,12 @@ import pytest
 from pydantic import BaseModel
 from ray.serve.llm.openai_api_models import ErrorResponse
 from vllm import SamplingParams
-from vllm.exceptions import GenerationError
+from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import GenerationError, VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.v1.engine.input_processor import InputProcessor
 
+from benchmarks.harness.tiny_models import build_tiny_llama
 from decode_node.answers import REQUEST_FAILED, Piece, error_response
 from decode_node.carrying import PRESSURE_SCHEDULER, SCHEDULER, WORKERS
 from decode_node.orchestrator import Orchestrator
@@ -77,6 +80,8 @@ class Request(BaseModel):
     max_tokens: int = 3
     n: int = 1
     json_object: bool | None = None
+    thinking_token_budget: int | None = None
+    logprobs: int | None = None
 
 
 def refusal(code=400):
@@ -127,8 +132,16 @@ class Play:
         )
         processor = SimpleNamespace(add_request=None)
         self._engine_client = SimpleNamespace(
-            vllm_config=config, generate=self.generate, output_processor=processor, errored=False
+            vllm_config=config,
+            generate=self.generate,
+            output_processor=processor,
+            errored=False,
+            input_processor=SimpleNamespace(process_inputs=lambda *_, **__: None),
+            get_supported_tasks=self.supported_tasks,
         )
+
+    async def supported_tasks(self):
+        return ("generate",)
 
     def pulled(self):
         self.came += 1
@@ -160,8 +173,12 @@ class Play:
             extra_args=request.vllm_xargs,
             output_kind=kind,
             structured_outputs=request.json_object and StructuredOutputsParams(json_object=True),
+            thinking_token_budget=request.thinking_token_budget,
+            logprobs=request.logprobs,
         )
-        outputs = self._engine_client.generate({"prompt_token_ids": PROMPT}, params, "request")
+        outputs = self._engine_client.generate(
+            {"type": "token", "prompt_token_ids": PROMPT}, params, "request"
+        )
         try:
             async for one in outputs:
                 tokens = tokens_of(one)
@@ -692,6 +709,21 @@ async def test_an_engine_that_fails_without_streaming_answers_with_an_error():
     steps = Play({A: [GenerationError("out of memory")]})
     (answer,) = await serve(steps, request=WHOLE)
     assert (answer.error.code, answer.error.type) == (500, "engine_error")
+
+
+@pytest.mark.slow
+async def test_what_vllm_refuses_on_decode_is_refused_before_its_prompt_is_prefilled(tmp_path):
+    config = EngineArgs(str(build_tiny_llama(tmp_path / "tiny")), max_model_len=128).create_engine_config()
+    steps = Play({A: ANSWER})
+    steps._engine_client.input_processor = InputProcessor(config)
+    assert await serve(steps) == STREAMED
+    for request, match in (
+        (Request(thinking_token_budget=5), "thinking_token_budget is set"),
+        (Request(logprobs=30), "greater than max allowed: 20"),
+    ):
+        with pytest.raises(VLLMValidationError, match=match):
+            await serve(steps, request=request)
+    assert steps.prompts == [PROMPT], "only that of the good one"
 
 
 @pytest.mark.parametrize("request_", [Request(), WHOLE])

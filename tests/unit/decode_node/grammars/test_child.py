@@ -1,5 +1,6 @@
 """What is found out of a grammar when it is compiled, beside what that takes."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -72,3 +73,42 @@ async def test_a_requests_allowed_tokens_are_held_against_its_grammar(check, tok
     assert [output async for output in client.generate("hi", good, "r")] == ["token"]
     with pytest.raises(VLLMValidationError, match="none of allowed_token_ids"):
         await anext(client.generate("hi", SamplingParams(structured_outputs=YES, allowed_token_ids=[n]), "r"))
+
+
+@pytest.mark.parametrize(
+    ("params", "why"),
+    [
+        (
+            StructuredOutputsParams(regex="(é"),
+            "Regex parsing error at position 3: The parenthesis is not closed.",
+        ),
+        (StructuredOutputsParams(regex="(?<=a)b"), "Lookbehind is not supported yet."),
+        (StructuredOutputsParams(grammar="root ::= ä\nb ::= c"), "EBNF lexer error at line 1, column 10"),
+        (
+            StructuredOutputsParams(json={"pattern": "(?<=a)b", "type": "string"}),
+            "Lookbehind is not supported",
+        ),
+        (StructuredOutputsParams(json={"enum": []}), "enum array must not be empty"),
+    ],
+)
+async def test_what_does_not_compile_is_refused_with_the_librarys_words(check, params, why):
+    for _ in range(2):
+        with pytest.raises(VLLMValidationError, match=re.escape(why)) as error:
+            await check.check(params)
+        assert re.fullmatch(
+            r"what the answer must conform to does not compile: [A-Za-z].*", error.value.args[0]
+        )
+        assert error.value.parameter == "structured_outputs"
+    await check.check(YES)
+
+
+async def test_of_a_text_that_does_not_compile_only_so_much_is_told(check):
+    with pytest.raises(VLLMValidationError, match="does not compile") as error:
+        await check.check(StructuredOutputsParams(json="[" + "é\n" * 8000))
+    assert len(str(error.value)) < 500
+
+
+async def test_what_vllm_refuses_unread_is_left_to_it(check):
+    """A grammar in Lark's form that xgrammar has none for."""
+    await check.check(StructuredOutputsParams(grammar="start: a\na: /x"))
+    assert check._child is None
