@@ -157,6 +157,28 @@ RESPONSES_REFUSED: Final[Mapping[str, tuple[str, str]]] = {
     "prompt": (_STATELESS, "send the text as instructions and input"),
 }
 """The same for the responses API."""
+_INSTEAD: Final[Mapping[str, tuple[str, ...]]] = {
+    **{
+        f"guided_{kind}": (f"structured_outputs.{kind}",)
+        for kind in ("choice", "grammar", "json", "regex", "whitespace_pattern")
+    },
+    "best_of": ("n",),
+    "function_call": ("tool_choice",),
+    "functions": ("tools",),
+    "input": ("messages", "prompt"),
+    "max_completion_tokens": ("max_output_tokens", "max_tokens"),
+    "max_output_tokens": ("max_completion_tokens", "max_tokens"),
+    "max_tokens": ("max_output_tokens",),
+    "messages": ("input", "prompt"),
+    "prompt": ("messages",),
+    "prompt_token_ids": ("prompt",),
+    "reasoning": ("reasoning_effort",),
+    "reasoning_effort": ("reasoning.effort",),
+    "response_format": ("text.format",),
+    "structural_tag": ("structured_outputs.structural_tag",),
+    "truncation": ("truncate_prompt_tokens",),
+}
+"""Fields of another API or of an older vLLM, and what says the same here: the first that is served."""
 _NOTHING: Final[Mapping[str, Any]] = {
     "modalities": ["text"],
     "stream_options": {"include_obfuscation": False},
@@ -166,6 +188,8 @@ _MOST_IGNORED: Final = 32
 """Fields of a body that are not served and ask for nothing; each takes time to compare with all that are."""
 _MISSPELT: Final = 0.9
 """How alike two names are, as `difflib` has it, one of which is meant by the other."""
+_ALIKE: Final = 0.8
+"""The same of a field that is refused, for which one that is no more like it would be bad advice."""
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", "thinking", "tool_reference"})
 _MEDIA_PARTS: Final = frozenset({"image_url", "input_image", "audio_url", "video_url", "input_audio"})
 MEDIA_KEYS: Final = frozenset({"image_url", "audio_url", "video_url"})
@@ -207,14 +231,19 @@ def refuse_unknown_fields(values: Mapping[str, Any], fields: Fields) -> None:
         if ignored < _MOST_IGNORED and _asks_for_nothing(name, values, fields.allowed):
             ignored += 1
             continue
-        raise FieldError(
-            name[:100],
-            "is not a field that is served here",
-            nearest(name[:100], fields.allowed, "leave it out"),
-        )
+        advice = _advice(name[:100], fields.allowed)
+        raise FieldError(name[:100], "is not a field that is served here", advice)
     kwargs = values.get("chat_template_kwargs")
     if isinstance(kwargs, dict) and "chat_template" in kwargs:
         raise FieldError("chat_template_kwargs.chat_template", *REFUSED["chat_template"])
+
+
+def _advice(name: str, allowed: Collection[str]) -> str:
+    """What to do about a field that is not served."""
+    for instead in _INSTEAD.get(name, ()):
+        if instead.partition(".")[0] in allowed:
+            return f"give {instead!r} instead"
+    return nearest(name, allowed, "leave it out", cutoff=_ALIKE)
 
 
 def _asks_for_nothing(name: str, values: Mapping[str, Any], allowed: Collection[str]) -> bool:

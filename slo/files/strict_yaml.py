@@ -168,10 +168,13 @@ def _is_for(annotation: Any, types: tuple[type, ...]) -> bool:
     return any(_is_for(each, types) for each in get_args(annotation))
 
 
-def nearest(word: str, known: Iterable[str], otherwise: str | None = None) -> str:
-    """What may have been meant by a word that is not known, or `otherwise`; by default what is known."""
+def nearest(word: str, known: Iterable[str], otherwise: str | None = None, *, cutoff: float = 0.5) -> str:
+    """What may have been meant by a word that is not known, or `otherwise`; by default what is known.
+
+    What is meant is alike by at least `cutoff`, as `difflib` has it.
+    """
     names = [*known]
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(word, names, n=1, cutoff=cutoff)
     return f"did you mean {near[0]!r}?" if near else otherwise or f"known are {', '.join(names)}"
 
 

@@ -70,6 +70,64 @@ def test_what_is_refused(fields, field, message):
     assert message in str(error)
 
 
+def advice(model, name):
+    fields = allowed_fields.fields_of(model.model_fields)
+    with pytest.raises(FieldError) as caught:
+        allowed_fields.refuse_unknown_fields({name: [1]}, fields)
+    return caught.value.valid
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "instead"),
+    [
+        (CompletionRequest, "max_completion_tokens", "max_tokens"),
+        (CompletionRequest, "max_output_tokens", "max_tokens"),
+        (CompletionRequest, "guided_grammar", "structured_outputs.grammar"),
+        (CompletionRequest, "best_of", "n"),
+        (CompletionRequest, "messages", "prompt"),
+        (CompletionRequest, "input", "prompt"),
+        (CompletionRequest, "prompt_token_ids", "prompt"),
+        (ChatCompletionRequest, "max_output_tokens", "max_completion_tokens"),
+        (ChatCompletionRequest, "guided_json", "structured_outputs.json"),
+        (ChatCompletionRequest, "guided_choice", "structured_outputs.choice"),
+        (ChatCompletionRequest, "guided_regex", "structured_outputs.regex"),
+        (ChatCompletionRequest, "guided_whitespace_pattern", "structured_outputs.whitespace_pattern"),
+        (ChatCompletionRequest, "structural_tag", "structured_outputs.structural_tag"),
+        (ChatCompletionRequest, "functions", "tools"),
+        (ChatCompletionRequest, "function_call", "tool_choice"),
+        (ChatCompletionRequest, "prompt", "messages"),
+        (ChatCompletionRequest, "reasoning", "reasoning_effort"),
+        (ChatCompletionRequest, "truncation", "truncate_prompt_tokens"),
+        (ResponsesRequest, "response_format", "text.format"),
+        (ResponsesRequest, "reasoning_effort", "reasoning.effort"),
+        (ResponsesRequest, "max_completion_tokens", "max_output_tokens"),
+        (ResponsesRequest, "max_tokens", "max_output_tokens"),
+        (ResponsesRequest, "messages", "input"),
+        (ResponsesRequest, "guided_json", "structured_outputs.json"),
+    ],
+)
+def test_a_field_of_another_api_or_version_is_told_what_to_give_instead(model, name, instead):
+    assert advice(model, name) == f"give {instead!r} instead"
+    assert instead.partition(".")[0] in allowed_fields.fields_of(model.model_fields).allowed
+
+
+@pytest.mark.parametrize("model", [ChatCompletionRequest, CompletionRequest, ResponsesRequest])
+@pytest.mark.parametrize(
+    "name", ["prediction", "web_search_options", "modalities", "guided_decoding_backend", "foo", "audio"]
+)
+def test_a_field_that_looks_like_no_other_is_not_taken_for_one(model, name):
+    assert advice(model, name) == "leave it out"
+
+
+def test_a_completion_has_no_tools_to_give_instead():
+    assert advice(CompletionRequest, "functions") == "leave it out"
+
+
+@pytest.mark.parametrize("name", ["modle", "top_logprob", "max_new_tokens", "tempreature"])
+def test_a_slip_of_the_pen_is_told(name):
+    assert advice(ChatCompletionRequest, name).startswith("did you mean ")
+
+
 def openais(params):
     return {name for each in params.__args__ for name in each.__annotations__} - {"model"}
 
