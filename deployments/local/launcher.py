@@ -22,7 +22,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -134,7 +134,8 @@ class LocalDeployment:
         patience_s = _ENDING_S
         if ray.is_initialized():
             stopping = threading.Thread(target=_shut_down, name=HANGING, daemon=True)
-            with redirect_stderr(io.StringIO()):  # Ray reports the end of its own shutdown task as a failure
+            # Ray reports the end of its own shutdown task as a failure, on stdout.
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                 stopping.start()
                 _join(stopping, self._gcs)
                 if stopping.is_alive():  # a Ray that is shut down under it would abort this process

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import ray
 from ports import free_port
 
 from deployments.config import ConfigError
@@ -142,3 +143,18 @@ def test_a_replica_that_is_killed_while_it_starts_leaves_no_board(monkeypatch):
         monkeypatch.setattr(launcher, "kill_after", lambda _, processes: kill_after(0.1, processes))
         assert LocalDeployment(parse({"model": "m"})).stop() == 1
         assert not board.exists()
+
+
+def test_a_stop_shows_nothing_of_what_ray_says_of_its_own_end(monkeypatch, capsys):
+    """Ray prints that the end of its controller's last task failed, and on which stream is its own choice."""
+
+    def shut_down():
+        for stream in (sys.stdout, sys.stderr):
+            stream.write("graceful_shutdown failed")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(ray, "shutdown", shut_down)
+    monkeypatch.setattr(launcher, "_shut_down", shut_down)
+    monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: [])
+    LocalDeployment(parse({"model": "m"})).stop()
+    assert capsys.readouterr() == ("", "")
