@@ -39,8 +39,8 @@ from deployments.local.machine import left_unused
 from deployments.local.request_log import SESSION_LOGS, events_of, timeline
 from deployments.models.conversion import ProgressCallback
 from deployments.models.embedded import ModelStoreError
+from deployments.models.fit import check_ahead
 from deployments.models.store import ModelStore
-from deployments.models.text_model import text_model
 from deployments.options import ApplicationOption, ModelOption, check_directory
 from deployments.simulate import SimulateError
 from deployments.simulate.command import simulate
@@ -92,9 +92,11 @@ def serve(
     """Serve a model on this machine until Ctrl-C."""
     settings = _settings(config, {"model": model, "host": host, "port": port})
     with preparation_progress(_console) as progress:
-        resolved, *further = [ModelStore().resolve(each.model, progress) for each in settings.of_each_model()]
-    for each in (resolved, *further):
-        text_model(each.source, {})  # what cannot be read is refused before Ray starts
+        models = {
+            section: ModelStore().resolve(each.model, progress)
+            for section, each in settings.by_section().items()
+        }
+    check_ahead(settings, models)
     from deployments.local.launcher import LocalDeployment  # noqa: PLC0415 - after the settings are known good
     from deployments.local.loss import end_if_stuck, say_stopped  # noqa: PLC0415 - likewise
 
@@ -112,7 +114,7 @@ def serve(
         shown = _StartProgress(started_s)
         with Live(shown, console=_console, refresh_per_second=2, transient=True):
             deployment.start(lambda parts: shown.update(parts, stop))
-        asking = example(deployment.url, settings, settings.model_name or resolved.model_id)
+        asking = example(deployment.url, settings, settings.model_name or models[""].model_id)
         announce(_console, deployment.url, asking, time.monotonic() - started_s, left_unused(settings))
         stop.wait()
         _console.print("Stopping.")
@@ -121,7 +123,9 @@ def serve(
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        say_stopped(_console, deployment.stop())
+        killed = deployment.stop()
+        if deployment.has_begun:
+            say_stopped(_console, killed)
 
 
 @app.command()

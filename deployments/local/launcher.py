@@ -74,6 +74,7 @@ class LocalDeployment:
         verbose: Show the logs of all processes on this terminal.
 
     Attributes:
+        has_begun: Whether there is anything to stop.
         is_stopping: Whether `stop` was called.
     """
 
@@ -82,6 +83,7 @@ class LocalDeployment:
         self._verbose = verbose
         self._processes: list[psutil.Process] = []
         self._gcs: list[psutil.Process] = []
+        self.has_begun = False
         self.is_stopping = False
         self._door: Door | None = None
 
@@ -157,6 +159,7 @@ class LocalDeployment:
 
         Ray's processes die with the thread that started them, so that must be this one.
         """
+        self.has_begun = True
         show([Part("Ray and the application", "starting", done=False)])
         if not self._verbose:
             logging.disable(logging.WARNING)  # in this process only; the replicas log to files

@@ -10,15 +10,15 @@ import json
 from collections.abc import Mapping
 from operator import index
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from safetensors import SafetensorError, safe_open
-from vllm.config.lora import LoRAConfig
-from vllm.entrypoints.openai.models.protocol import LoRAModulePath
-from vllm.lora.peft_helper import PEFTHelper
 
 from deployments.config import ConfigError
 from deployments.models.store import local_path
+
+if TYPE_CHECKING:
+    from vllm.config.lora import LoRAConfig
 
 RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM has room for."""
@@ -38,19 +38,46 @@ def adapter_kwargs(adapters: Mapping[str, str], max_rank: int | None, model_id: 
     """
     if not adapters:
         return {}
-    if model_id in adapters:
-        raise ConfigError(f"lora.adapters: {model_id!r} is the name of the model; give the adapter another")
-    places = {name: _place(name, where) for name, where in adapters.items()}
-    ranks = {name: rank for name, place in places.items() if (rank := _rank(name, place)) is not None}
-    room = LoRAConfig(max_lora_rank=_room(ranks, max_rank), max_loras=len(adapters))
-    for name in ranks:
-        _check(name, Path(places[name]), room)
+    from vllm.config.lora import LoRAConfig  # noqa: PLC0415 - takes seconds to import
+    from vllm.entrypoints.openai.models.protocol import LoRAModulePath  # noqa: PLC0415 - likewise
+
+    found = find_adapters(adapters, max_rank, model_id)
+    room = LoRAConfig(max_lora_rank=found.room, max_loras=len(adapters))
+    for name in found.ranks:
+        _check(name, Path(found.places[name]), room)
     return {
         "enable_lora": True,
         "max_loras": room.max_loras,
         "max_lora_rank": room.max_lora_rank,
-        "lora_modules": [LoRAModulePath(name, place) for name, place in places.items()],
+        "lora_modules": [LoRAModulePath(name, place) for name, place in found.places.items()],
     }
+
+
+class FoundAdapters(NamedTuple):
+    """What is known of adapters without vLLM.
+
+    Attributes:
+        places: Where each is, by its name.
+        ranks: The rank of each that is on this machine.
+        room: The rank that the engines keep room for.
+    """
+
+    places: Mapping[str, str]
+    ranks: Mapping[str, int]
+    room: int
+
+
+def find_adapters(adapters: Mapping[str, str], max_rank: int | None, model_id: str) -> FoundAdapters:
+    """Find `adapters`, by name where each is.
+
+    Raises:
+        ConfigError: One has the model's own name, is not there, or has a rank above `max_rank`.
+    """
+    if model_id in adapters:
+        raise ConfigError(f"lora.adapters: {model_id!r} is the name of the model; give the adapter another")
+    places = {name: _place(name, where) for name, where in adapters.items()}
+    ranks = {name: rank for name, place in places.items() if (rank := _rank(name, place)) is not None}
+    return FoundAdapters(places, ranks, _room(ranks, max_rank))
 
 
 def _place(name: str, where: str) -> str:
@@ -79,6 +106,8 @@ def _rank(name: str, place: str) -> int | None:
 
 def _check(name: str, place: Path, room: LoRAConfig) -> None:
     """Hold an adapter that is here against vLLM, as far as that needs no model: it would end a replica."""
+    from vllm.lora.peft_helper import PEFTHelper  # noqa: PLC0415 - takes seconds to import
+
     try:
         PEFTHelper.from_local_dir(str(place), None).validate_legal(room)
     except (ValueError, TypeError) as error:

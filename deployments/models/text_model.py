@@ -21,6 +21,8 @@ _ORIGINAL = "original_max_position_embeddings"
 """The length before it was scaled."""
 _ROPE = "rope_parameters"
 _POSITIONS = "max_position_embeddings"
+SHAPED_BY = ("config_format", "disable_sliding_window", "hf_config_path", "hf_overrides")
+"""vLLM's arguments with which a model is read otherwise."""
 _OTHER_LENGTHS = ("n_positions", "max_seq_len", "seq_length", "max_target_positions", "max_sequence_length")
 """Lengths that may stand beside it; the smallest counts."""
 

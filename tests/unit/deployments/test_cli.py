@@ -17,6 +17,8 @@ from deployments.config import ConfigError
 from deployments.config.settings import parse
 from deployments.local import leaving
 from deployments.local.launcher import LocalDeployment
+from deployments.models.fit import check_ahead
+from deployments.models.store import ResolvedModel
 
 
 def test_a_model_whose_configuration_is_cut_off_is_refused_before_ray_starts(tmp_path, monkeypatch):
@@ -25,6 +27,62 @@ def test_a_model_whose_configuration_is_cut_off_is_refused_before_ray_starts(tmp
     refused = CliRunner().invoke(app, ["serve", "--model", str(tmp_path)]).exception
     assert isinstance(refused, ConfigError)
     assert "is it whole?" in str(refused)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"api_keys": [{"tenant": "acme", "key_env": "ACME_KEY"}]}, "ACME_KEY"),
+        ({"lora": {"adapters": {"a": "/nope"}}}, "lora.adapters.a: /nope has no adapter_config.json"),
+        ({"max_model_len": 4096}, "max_model_len: 4096 is more than the model's 2048"),
+        ({"prefill": {"tensor_parallel_size": 3}}, "3 does not divide the model's 4 attention heads"),
+        (
+            {"models": {"b": {"max_model_len": 4096}}, "model_name": "a"},
+            "models.b: max_model_len: 4096 is more than the model's 2048",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_told_before_ray_starts(tmp_path, monkeypatch, given, message):
+    monkeypatch.delenv("ACME_KEY", raising=False)
+    monkeypatch.setattr(LocalDeployment, "start", lambda *_: pytest.fail("Ray would have been started"))
+    model = {"model_type": "llama", "max_position_embeddings": 2048, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    further = {name: {"model": str(tmp_path), **each} for name, each in given.get("models", {}).items()}
+    settings = {"model": str(tmp_path), **given, "models": further}
+    (tmp_path / "serve.yaml").write_text(json.dumps(settings))
+    refused = CliRunner().invoke(app, ["serve", "--config", str(tmp_path / "serve.yaml")]).exception
+    assert isinstance(refused, ConfigError)
+    assert message in str(refused)
+
+
+def test_what_is_told_before_takes_neither_ray_nor_vllm():
+    """Each takes seconds to import, which every start would wait for."""
+    script = "import sys, deployments.cli; print({'ray', 'vllm', 'torch'} & sys.modules.keys())"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"
+
+
+def test_arguments_of_vllms_that_change_what_a_model_says_are_left_to_it(tmp_path):
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 2048}')
+    longer = {"engine_kwargs": {"hf_overrides": {"max_position_embeddings": 8192}}}
+    check_ahead(
+        parse({"model": "m", "max_model_len": 4096, "prefill": longer}),
+        {"": ResolvedModel("m", str(tmp_path))},
+    )
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_it_says_that_it_has_stopped_what_it_had_started(tmp_path, monkeypatch, has_begun):
+    def start(deployment, _):
+        deployment.has_begun = has_begun
+        raise ConfigError("port: is taken")
+
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(LocalDeployment, "start", start)
+    monkeypatch.setattr(LocalDeployment, "stop", lambda _: 0)
+    ended = CliRunner().invoke(app, ["serve", "--model", str(tmp_path)])
+    assert str(ended.exception) == "port: is taken"
+    assert ("Stopped." in ended.stderr) == has_begun
 
 
 class TestPreparationProgress:

@@ -145,6 +145,23 @@ def test_a_replica_that_is_killed_while_it_starts_leaves_no_board(monkeypatch):
         assert not board.exists()
 
 
+def test_there_is_something_to_stop_from_when_ray_is_started(monkeypatch, taken_port):
+    class BegunError(Exception):
+        pass
+
+    def show(_):
+        raise BegunError
+
+    monkeypatch.setattr(launcher.Door, "environment", lambda _: {})
+    monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: [])
+    for port, refusal, has_begun in ((taken_port, ConfigError, False), (free_port(), BegunError, True)):
+        deployment = LocalDeployment(parse({"port": port, "accelerator": "cpu"}))
+        with pytest.raises(refusal):
+            deployment.start(show)
+        assert deployment.has_begun == has_begun
+        deployment.stop()
+
+
 def test_a_stop_shows_nothing_of_what_ray_says_of_its_own_end(monkeypatch, capsys):
     """Ray prints that the end of its controller's last task failed, and on which stream is its own choice."""
 
