@@ -29,7 +29,7 @@ from decode_node.orchestrator import Orchestrator
 from decode_node.prefill_health import PrefillWatch
 from decode_node.prefill_tier import PrefillTier
 from decode_node.rendering import too_much_text
-from decode_node.requests import engine_limits
+from decode_node.requests import engine_limits, openai_layer
 from decode_node.requests.local_decode import LocalDecode
 from decode_node.requests.local_prefills import LocalPrefills
 from decode_node.requests.openai_layer import OpenAILayer
@@ -187,6 +187,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._orchestrator.stand_before(client)
         engine_limits.stand_before(client)
         rendering.stand_before(self.engine, self._orchestrator.rendered)
+        openai_layer.log_no_refusals()
         backend = backend_of(
             client.vllm_config.structured_outputs_config,
             client.get_tokenizer(),

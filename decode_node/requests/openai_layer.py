@@ -1,18 +1,20 @@
 """vLLM's OpenAI layer on this replica: the answers that it makes, and the errors that it ends them with.
 
-Owns what an error of vLLM is answered with in our own words, and which of its answers another replica cannot
-go on with. What the layer is given by the engine is `decode_node.orchestrator`'s.
+Owns what an error of vLLM is answered with in our own words, that what it refuses makes no line in the
+replica's log, and which of its answers another replica cannot go on with. What the layer is given by the
+engine is `decode_node.orchestrator`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from vllm.exceptions import VLLMServerError
+from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMServerError
 
 from decode_node.answers import REQUEST_FAILED, SERVER_ERRORS, error_in, error_response
 from decode_node.carrying import BoundReason
@@ -22,6 +24,28 @@ from slo.request import ENGINE_DIED, ReplicaId
 
 if TYPE_CHECKING:
     from ray.serve.llm.openai_api_models import ErrorResponse
+
+_LOGGERS: Final = (
+    "vllm.renderers.hf",
+    "vllm.renderers.mistral",
+    "vllm.entrypoints.openai.chat_completion.serving",
+    "vllm.entrypoints.openai.completion.serving",
+)
+"""Of vLLM, where it writes of what it answers with 400."""
+_BY_A_TEMPLATE: Final = ("An error occurred in `", "apply_chat_template failed")
+"""How lines begin about a chat that a template refuses, whatever that raises."""
+
+
+def log_no_refusals() -> None:
+    """Have vLLM write no line about a request that it refuses; the ingress has one of its own for each."""
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(_is_no_refusal)
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    is_refused = isinstance(error, VLLMClientError | GracefulHTTPError)
+    return not (is_refused or str(record.msg).startswith(_BY_A_TEMPLATE))
 
 
 @dataclass(frozen=True, slots=True)
