@@ -10,7 +10,7 @@ from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionReq
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
 from deployments.config.limits import LimitsConfig
-from deployments.http.body_shape import json_shape
+from deployments.http.body_json import json_shape
 from deployments.http.errors import HTTPError
 from deployments.http.request_body import parse, read
 from deployments.http.request_fields import output_tokens
@@ -274,23 +274,39 @@ def test_half_a_surrogate_pair_is_refused_and_a_whole_one_is_not(half):
     assert parse(rb'{"model": "m", "prompt": "\ud83d\ude00"}', CompletionRequest, LIMITS).prompt == "😀"
 
 
+INTEGER = "give an integer from -9223372036854775808 to 9223372036854775807"
+
+
 @pytest.mark.parametrize(
-    ("number", "why"),
+    ("number", "shown", "valid"),
     [
-        ("9223372036854775808", "9223372036854775808 is an integer of more than 64 bits"),
-        ("-9223372036854775809", "more than 64 bits"),
-        ("1" * 300, "111111111111111111111111… is an integer"),
-        ("1" * 5000, "is an integer"),
-        ("1e400", "1e400 is larger than any number"),
-        ("-1.5E+999", "larger than any number"),
+        ("9223372036854775808", "9223372036854775808", INTEGER),
+        ("-9223372036854775809", "-9223372036854775809", INTEGER),
+        ("1" * 300, f"{'1' * 24}…", INTEGER),
+        ("1" * 5000, f"{'1' * 24}…", INTEGER),
+        ("1e400", "1e400", "give a number of at most 1.79e308"),
+        ("-1.5E+999", "-1.5E+999", "give a number of at most 1.79e308"),
     ],
 )
-@pytest.mark.parametrize("place", [b'"top_k": %s', b'"vllm_xargs": {"a": %s}', b'"stop_token_ids": [1, %s]'])
-def test_numbers_that_no_engine_takes_are_refused(number, why, place):
-    with pytest.raises(HTTPError) as refused:
+@pytest.mark.parametrize(
+    ("place", "field"),
+    [
+        (b'"top_k": %s', "top_k"),
+        (b'"vllm_xargs": {"a": %s}', "vllm_xargs.a"),
+        (b'"stop_token_ids": [1, %s]', "stop_token_ids[1]"),
+    ],
+)
+def test_numbers_that_no_engine_takes_are_refused(number, shown, valid, place, field):
+    with pytest.raises(FieldError) as refused:
         parse(b'{"model": "m", "prompt": "a", ' + place % number.encode() + b"}", CompletionRequest, LIMITS)
-    assert refused.value.status == 400
-    assert why in refused.value.message
+    assert refused.value.field == field
+    assert str(refused.value) == f"{field}: {shown} does not fit into 64 bits; {valid}"
+
+
+@pytest.mark.parametrize("body", [b"9223372036854775808", b"[1e999]"])
+def test_such_a_number_that_is_in_no_field_is_no_object(body):
+    with pytest.raises(HTTPError, match="the body is not a JSON object"):
+        parse(body, CompletionRequest, LIMITS)
 
 
 @pytest.mark.parametrize("number", ["9223372036854775807", "-9223372036854775808", "1e-999", "0." + 40 * "1"])
