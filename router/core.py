@@ -207,7 +207,8 @@ class RouterCore:
             self._gate.withdrawn(request.job_id, inquiry.now_s, lacked_decode=lacked_decode)
         best_s = terms.latest_s - terms.deadline_s + (terms.budget_s or 0.0) + late_s
         reason, unattainable = RejectionReason.DEADLINE_INFEASIBLE, terms.unattainable
-        return Rejected(reason, late_s, best_s, terms.held_to_s, unattainable=unattainable)
+        retry_s = late_s if terms.is_in_reach else None
+        return Rejected(reason, retry_s, best_s, terms.held_to_s, unattainable=unattainable)
 
     def _prefill_for(self, request: PlacementRequested, now_s: float) -> list[PrefillView]:
         """The replicas that may prefill a request: those that it avoids only where there are no others."""

@@ -73,6 +73,7 @@ class Terms:
         deadline_s: When its prefill must end, infinite for never.
         latest_s: When its prefill must end lest it be rejected; infinite when it never is.
         held_to_s: The budget for its first token that a rejection names.
+        is_in_reach: Whether an idle fleet could have the first token within what a rejection holds it to.
         unattainable: See `router.messages.Placed`.
     """
 
@@ -82,6 +83,7 @@ class Terms:
     deadline_s: float = NO_DEADLINE
     latest_s: float = NO_DEADLINE
     held_to_s: float | None = None
+    is_in_reach: bool = True
     unattainable: tuple[ObjectiveName, ...] = ()
 
     def slack_s(self, predicted_s: float) -> float:
@@ -159,6 +161,7 @@ class Promises:
         path_s = self.path_s(request, handoff_s)
         deadline_s = latest_s = arrived_s + budget_s - path_s
         held_to_s = budget_s
+        reach_s = objective.ttft_budget_s(alone.prefill_s, alone.e2e_s - alone.ttft_s) or budget_s
         if request.however_late or not self._policies[objective.tier].sheddable:
             latest_s = NO_DEADLINE
         elif not request.explicit_deadline:
@@ -166,7 +169,17 @@ class Promises:
             if request.explicit_e2e and objective.e2e_s is not None and objective.e2e_s < allowed_s:
                 allowed_s = held_to_s = objective.e2e_s
             latest_s = arrived_s + allowed_s - path_s
-        return Terms(arrived_s, budget_s, promised_s, deadline_s, latest_s, held_to_s, unattainable)
+            reach_s = max(reach_s, allowed_s)
+        return Terms(
+            arrived_s,
+            budget_s,
+            promised_s,
+            deadline_s,
+            latest_s,
+            held_to_s,
+            is_in_reach=alone.ttft_s <= reach_s,
+            unattainable=unattainable,
+        )
 
     def unattainable(self, inquiry: Inquiry) -> tuple[ObjectiveName, ...]:
         """The objectives that a request misses on an idle fleet; none while no prefill replica is known."""

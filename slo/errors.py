@@ -73,7 +73,8 @@ class Rejected(Message):
     """A request is refused before it is queued.
 
     Attributes:
-        retry_after_s: When trying again has a chance.
+        retry_after_s: When trying again has a chance; None for never, as not even an idle fleet could keep
+            the deadline.
         predicted_ttft_s: The best that any replica could do; None when there is no replica, and when the
             request is refused whatever they could do.
         ttft_budget_s: The budget that could not be met.
@@ -82,7 +83,7 @@ class Rejected(Message):
     """
 
     reason: RejectionReason
-    retry_after_s: float
+    retry_after_s: float | None
     predicted_ttft_s: float | None = None
     ttft_budget_s: float | None = None
     key_name: str | None = None

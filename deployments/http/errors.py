@@ -153,7 +153,9 @@ def rejected(decision: Rejected, headers: Mapping[str, str], objective: Objectiv
     fleet cannot serve.
     """
     reason = decision.reason
-    retry_after = {**headers, "retry-after": str(max(1, math.ceil(decision.retry_after_s)))}
+    when = {"x-should-retry": "false"}  # OpenAI's clients would try again otherwise
+    if decision.retry_after_s is not None:
+        when = {"retry-after": str(max(1, math.ceil(decision.retry_after_s)))}
     is_limit = outcome_of(reason) is Outcome.REJECTED
     status, kind = 429, "rate_limit_error" if is_limit else "overloaded_error"
     if reason in (RejectionReason.NO_REPLICA, RejectionReason.NOT_SETTLED):
@@ -163,7 +165,7 @@ def rejected(decision: Rejected, headers: Mapping[str, str], objective: Objectiv
         _why_refused(decision, objective),
         kind=kind,
         code=reason.value,
-        headers=retry_after,
+        headers={**headers, **when},
         outcome=outcome_of(reason),
     )
 
@@ -174,9 +176,12 @@ def _why_refused(decision: Rejected, objective: Objective | None) -> str:
         assert decision.ttft_budget_s is not None
         assert objective is not None
         header = objective.budget_header(decision.ttft_budget_s)
+        advice = "retry later, or ask"
+        if decision.retry_after_s is None:
+            advice = "not even an idle replica could be in time, so ask"
         return (
             f"the first token would come after {decision.predicted_ttft_s * 1e3:.0f} ms and is due after "
-            f"{decision.ttft_budget_s * 1e3:.0f} ms; retry later, or ask for a longer {header}"
+            f"{decision.ttft_budget_s * 1e3:.0f} ms; {advice} for a longer {header}"
         )
     if decision.reason in _LIMITS:
         whose, section = "this tenant", "limits"

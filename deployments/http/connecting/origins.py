@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _TOLD: Final = (
     REQUEST_ID_HEADER,
     "retry-after",
+    "x-should-retry",
     "x-slackserve-id",
     "x-slo-degraded",
     "x-slo-predicted-ttft-ms",

@@ -207,14 +207,14 @@ def test_a_deadline_that_cannot_be_met_even_alone_is_refused_behind_the_backlog(
     router = core(prefill=1)
     assert router.place(request(1, 100, ttft_s=0.15, explicit=True), 0.0) == Rejected(
         RejectionReason.DEADLINE_INFEASIBLE,
-        pytest.approx(0.05),
+        None,
         pytest.approx(0.2),
         0.15,
         unattainable=(ObjectiveName.TTFT,),
     )
     router.place(request(2, 1000, ttft_s=10.0), 0.0)
     behind = router.place(request(3, 100, ttft_s=0.15, explicit=True), 0.0)
-    assert behind.retry_after_s == pytest.approx(1.05)
+    assert (behind.retry_after_s, behind.predicted_ttft_s) == (None, pytest.approx(1.2))
 
 
 def test_lost_requests_do_not_stand_in_the_way_of_one_that_can_be_met():

@@ -23,7 +23,7 @@ from slo.errors import Rejected, RejectionReason
 from slo.objectives import Objective
 from slo.outcomes import Outcome
 from slo.predict.prefill_time import PrefillPredictor
-from slo.reports import DecodeReported, PrefillReported, ReplicaGone
+from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
 from slo.request import JobId, Party, ReplicaId
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
@@ -206,6 +206,50 @@ def test_a_refusal_names_the_header_that_would_give_it_more_time(objective, head
     refused = core.place(asked, 0.0)
     assert refused.reason is RejectionReason.DEADLINE_INFEASIBLE
     assert rejected(refused, {}, objective).message.endswith(f"ask for a longer {header}")
+
+
+def busy_router():
+    """A router whose one replica has half a minute to go."""
+    core, _ = router()
+    running = OutstandingJob(JobId("long"), BACKGROUND, 30_000, None)
+    core.prefill_reported(PrefillReported(ReplicaId("prefill-0"), LINE, (running,), running.job_id, 0.0), 0.0)
+    return core
+
+
+@pytest.mark.parametrize(
+    ("objective", "is_explicit", "helps"),
+    [
+        (Objective(STANDARD, 0.05, None), True, False),
+        (Objective(STANDARD, 0.2, None), True, True),
+        (Objective(STANDARD, None, None, e2e_s=0.05), True, False),
+        (Objective(STANDARD, None, None, e2e_s=5.0), True, True),
+        (Objective(STANDARD, 0.05, None), False, True),
+        (Objective(STANDARD, None, None, ttft_scale=0.5), True, False),
+        (Objective(STANDARD, None, None, ttft_scale=1.5), True, True),
+    ],
+)
+def test_a_deadline_that_an_idle_replica_could_not_keep_is_not_to_be_tried_again(
+    objective, is_explicit, helps
+):
+    core = busy_router()
+    refused = core.place(PlacementRequested(JobId("late"), objective, is_explicit, 100, 0), 0.0)
+    assert refused.reason is RejectionReason.DEADLINE_INFEASIBLE
+    assert (refused.retry_after_s is not None) == helps
+    error = rejected(refused, {}, objective)
+    assert ("retry-after" in error.headers) == helps
+    assert error.headers.get("x-should-retry") == (None if helps else "false")
+    assert ("retry later" in error.message) == helps
+    assert ("not even an idle replica could be in time" in error.message) != helps
+
+
+@pytest.mark.parametrize("e2e_s", [0.05, 0.5])
+def test_so_is_an_end_of_the_clients_own_before_which_no_first_token_comes(e2e_s):
+    core = busy_router()
+    objective = Objective(STANDARD, 0.01, None, e2e_s=e2e_s)
+    asked = PlacementRequested(JobId("late"), objective, False, 100, 0, explicit_e2e=True)
+    refused = core.place(asked, 0.0)
+    assert refused.reason is RejectionReason.DEADLINE_INFEASIBLE
+    assert (refused.retry_after_s is None) == (e2e_s < 0.1)
 
 
 @pytest.mark.parametrize("of_key", [False, True])
