@@ -294,7 +294,16 @@ def internal_error(request_id: str) -> HTTPError:
 
 def no_route(status: int, detail: str, headers: Mapping[str, str] | None = None) -> HTTPError:
     """404 or 405 for a path or method that the API does not have; `headers` say which methods it has."""
+    if status == 404:  # noqa: PLR2004 - HTTP status
+        detail = _NO_PATH
     return HTTPError(status, detail, kind="invalid_request_error", code="no_such_route", headers=headers)
+
+
+_NO_PATH: Final = (
+    "there is no such path; there are /v1/chat/completions, /v1/responses, /v1/completions, /v1/models, "
+    "/tokenize, /detokenize, /health and /ready, and metrics are Ray's, on a port of each node's own "
+    "(docs/metrics.md)"
+)
 
 
 def _refusal(status: int, message: str, *, code: str, param: str | None = None) -> HTTPError:

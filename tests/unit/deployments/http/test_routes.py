@@ -91,6 +91,16 @@ async def test_a_slash_too_many_is_no_route_and_no_redirect(client, method, path
     assert "location" not in answer.headers
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/version", "/v1/embeddings", "/v1/models/"])
+async def test_who_asks_for_another_path_is_told_those_that_there_are_and_where_metrics_are(
+    client, make, path
+):
+    message = (await client.get(path)).json()["error"]["message"]
+    assert "metrics are Ray's, on a port of each node's own (docs/metrics.md)" in message
+    for route in make(Keys()).routes:
+        assert route.path.removesuffix("/{model:path}") in message
+
+
 async def test_the_paths_themselves_are_routes(client):
     assert (await client.get("/health")).json() == {"status": "ok"}
     assert (await client.get("/v1/models")).json()["data"] == []
