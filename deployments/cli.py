@@ -36,7 +36,7 @@ from deployments.config.replicas import MAX_LEAVE_S
 from deployments.config.settings import SlackServeConfig, load, parse
 from deployments.local.ending import end_process
 from deployments.local.machine import left_unused
-from deployments.local.request_log import SESSION_LOGS, events_of, timeline
+from deployments.local.request_log import SESSION_LOGS, events_of, print_timeline
 from deployments.models.conversion import ProgressCallback
 from deployments.models.embedded import ModelStoreError
 from deployments.models.fit import check_ahead
@@ -168,7 +168,7 @@ def trace(
         why = nothing if logs.is_dir() else f"there is no directory {logs}"
         _console.print(Text(f"trace: {why}", style="red"))
         raise typer.Exit(1)
-    Console(soft_wrap=True).print(timeline(events))
+    print_timeline(Console(), events)
 
 
 @app.command()

@@ -56,10 +56,18 @@ def _answer(response: DeploymentResponse, asked: str) -> Any:
     try:
         return response.result()
     except REPLICA_ERRORS as error:
-        raise ConfigError(
-            f"calibrate: a replica ended when it was asked for {asked} ({type(error).__name__}); nothing was "
-            "saved, as a profile needs all lengths; look at its log, and measure again once all are ready"
-        ) from None
+        raise _ended(error, asked) from None
     except Exception as error:  # noqa: BLE001 - over gRPC a replica's own error is raised as it is
+        from vllm.v1.engine.exceptions import EngineDeadError  # noqa: PLC0415 - takes seconds to import
+
         why = getattr(error, "cause", error)
+        if isinstance(why, EngineDeadError):
+            raise _ended(why, asked) from None
         raise ConfigError(f"calibrate: {asked} was refused: {why}") from None
+
+
+def _ended(error: Exception, asked: str) -> ConfigError:
+    return ConfigError(
+        f"calibrate: a replica ended when it was asked for {asked} ({type(error).__name__}); nothing was "
+        "saved, as a profile needs all lengths; look at its log, and measure again once all are ready"
+    )

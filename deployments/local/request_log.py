@@ -11,12 +11,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
 from rich.text import Text
 
 from telemetry.logs import fields_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SESSION_LOGS: Final = Path("/tmp/ray/session_latest/logs")  # noqa: S108 - where Ray keeps them unless told otherwise
 _TEXT: Final = re.compile(
@@ -27,6 +30,8 @@ _PATTERNS: Final = ("*.err", "*.log", "*.err.[0-9]*", "*.log.[0-9]*")
 """What processes write, and what was theirs until it was full."""
 _EVERYWHERE: Final = frozenset({"request_id", "job_id", "jobs"})
 """Fields that say which request it is, which is known."""
+
+_ANY_COLUMNS: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,6 +48,14 @@ def events_of(request_id: str, directory: Path) -> list[LogEvent]:
     """What all processes have logged of a request, in the order of time; Ray has some lines in two files."""
     lines = (line for path in _files(directory) for line in _lines(path) if request_id in line)
     return sorted({event for line in lines if (event := _parsed(line)) and _is_of(request_id, event)})
+
+
+def print_timeline(console: Console, events: Iterable[LogEvent]) -> None:
+    """Print the events, one a line where no terminal folds them: what reads them looks for whole words."""
+    shown = timeline(events)
+    if not console.is_terminal:
+        shown.width = console.measure(shown, options=console.options.update(max_width=_ANY_COLUMNS)).maximum
+    console.print(shown, crop=False, soft_wrap=True)
 
 
 def timeline(events: Iterable[LogEvent]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ def connect(model: str | None = None, application: str | None = None) -> Running
     Raises:
         NotRunningError: when there is none, none with that model, or on one cluster several applications.
     """
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # each handle says that it has started
     refused: NotRunningError | None = None
     applications = _applications("auto")
     try:

@@ -6,6 +6,7 @@ import pytest
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import DeploymentUnavailableError
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from deployments.calibrate.run import Measuring
 from deployments.config import ConfigError
@@ -32,7 +33,16 @@ def test_a_refused_length_is_an_error_of_the_configuration(error):
         measuring(error).handoff(9)
 
 
-@pytest.mark.parametrize("error", [RayActorError(), DeploymentUnavailableError(DeploymentID("Prefill"))])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RayActorError(),
+        DeploymentUnavailableError(DeploymentID("Prefill")),
+        EngineDeadError(),
+        RayTaskError("f", "", EngineDeadError()),
+    ],
+    ids=repr,
+)
 def test_a_replica_that_dies_has_refused_nothing_and_is_told_in_one_line(error):
     with pytest.raises(
         ConfigError, match=r"a replica ended .* a prompt of 9 tokens \(\w+\); nothing was saved"

@@ -7,7 +7,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from deployments.cli import app
-from deployments.local.request_log import events_of, timeline
+from deployments.local.request_log import events_of, print_timeline, timeline
 from telemetry import logs
 
 ID = "ab17aac6-70a1-4e9c-8fd8-40fe25c4bdbe"
@@ -92,8 +92,19 @@ def test_logs_that_were_full_are_searched_too(tmp_path, name):
     assert [each.event for each in events_of(ID, tmp_path)] == ["prefill_accepted", "prefill_stopped"]
 
 
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_file_gets_each_event_in_a_line_and_a_terminal_what_fits(request_logs, is_terminal):
+    console = Console(file=io.StringIO(), width=80, force_terminal=is_terminal)
+    print_timeline(console, events_of(ID, request_logs))
+    lines = console.file.getvalue().splitlines()
+    assert (len(lines) == 1 + 3) != is_terminal
+    assert (f"reason=rescue beneficiary={OTHER}" in console.file.getvalue()) != is_terminal
+
+
 def test_the_command_says_when_there_is_nothing(request_logs):
-    assert CliRunner().invoke(app, ["trace", ID, "--logs", str(request_logs)]).exit_code == 0
+    ran = CliRunner().invoke(app, ["trace", ID, "--logs", str(request_logs)])
+    assert ran.exit_code == 0
+    assert f"beneficiary={OTHER}" in ran.stdout
     assert CliRunner().invoke(app, ["trace", "nobody", "--logs", str(request_logs)]).exit_code == 1
 
 

@@ -1,5 +1,6 @@
 """Whom the commands that talk to a running deployment ask."""
 
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -107,3 +108,18 @@ def test_where_several_fit_on_one_cluster_no_other_is_asked(two, monkeypatch, wi
     with pytest.raises(NotRunningError, match="several"):
         running.connect("tiny")
     assert asked[-1] == with_two
+
+
+def test_whoever_asks_sees_no_line_for_each_handle_that_has_started(monkeypatch, caplog):
+    def applications(_):
+        logging.getLogger("ray.serve").info("Started <a router>.")
+        return {}
+
+    monkeypatch.setattr(running, "_applications", applications)
+    monkeypatch.setattr(running, "find_gcs_addresses", set)
+    context = SimpleNamespace(gcs_address="127.0.0.1:6379")
+    monkeypatch.setattr(running, "ray", SimpleNamespace(get_runtime_context=lambda: context))
+    caplog.set_level(logging.INFO, "ray.serve")
+    with pytest.raises(running.NotRunningError):
+        running.connect()
+    assert caplog.messages == []
