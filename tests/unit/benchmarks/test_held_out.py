@@ -260,15 +260,16 @@ def test_objectives_and_charges_are_those_of_the_case():
 
 
 def test_earlier_rows_stand_beside_new_ones_if_the_streams_are_the_same():
-    streams = {"streams": 10, "requests": 2000, "first_seed": 1000}
-    new = [{"model": "8b", "sigma": 0.0, "figure": "all 90%", "arm": "targets", "streams": [2.0] * 10}]
+    written = json.loads((RESULTS / "cores" / "held_out.json").read_text())["results"]
+    streams, many = {key: written[key] for key in ("streams", "requests", "first_seed")}, written["streams"]
+    new = [{"model": "8b", "sigma": 0.0, "figure": "all 90%", "arm": "targets", "streams": [2.0] * many}]
     rows = against(completed("cores/held_out", streams, new), "targets")
     assert {row["arm"] for row in rows} == {*held_out.NAMES, "targets"}
     assert {(row["model"], row["figure"]) for row in rows} == {("8b", "all 90%")}
     known = next(row for row in rows if row["arm"] == "sedf-resume")
     assert known["ours over it"] == pytest.approx(2.0 / known["goodput_rps"])
     better = [{**row, "arm": "sedf-resume", "commit": "now"} for row in new]
-    for streams_rps, kept in (([99.0] * 10, "now"), ([0.1] * 10, known["commit"])):
+    for streams_rps, kept in (([99.0] * many, "now"), ([0.1] * many, known["commit"])):
         (row,) = (
             row
             for row in completed("cores/held_out", streams, [{**better[0], "streams": streams_rps}])
