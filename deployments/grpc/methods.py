@@ -192,6 +192,7 @@ async def _pieces(
     is_get = isinstance(request, pb.ListModelsRequest)
     body = b"" if is_get else request_body(request, stream=stream)
     method = "GET" if is_get else "POST"
+    headers.append((b"content-type", b"application/json"))
     answer = exchange(app, method, path, headers, body, write_timeout_s=write_timeout_s)
     async with aclosing(answer) as pieces:
         async for piece in pieces:

@@ -113,6 +113,11 @@ def encoded(encoding: str) -> HTTPError:
     return refusal
 
 
+def not_said_to_be_json() -> HTTPError:
+    """400, in vLLM's words, for a body that says to be something else, or does not say what it is."""
+    return bad_body("Unsupported Media Type: Only 'application/json' is allowed", "content-type")
+
+
 def too_slow(limit_s: float) -> HTTPError:
     """408 for a body that does not arrive."""
     message = f"the body took longer than {limit_s:g} s to arrive, limits.body_timeout_s"

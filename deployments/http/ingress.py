@@ -230,7 +230,14 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
 
 
 async def _taken(request: Request) -> bytes:
-    """The body of a request, which would keep it until it is answered if asked for that."""
+    """The body of a request, which would keep it until it is answered if asked for that.
+
+    Raises:
+        HTTPError: 400 when it is not said to be JSON, as in vLLM.
+    """
+    said = request.headers.get("content-type", "").partition(";")[0]
+    if said.strip().lower() != "application/json":
+        raise http_errors.not_said_to_be_json()
     return b"".join([piece async for piece in request.stream()])
 
 

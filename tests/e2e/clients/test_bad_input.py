@@ -19,6 +19,8 @@ def post(deployment, body=None, headers=(), path="/v1/completions", key="key-of-
     sent = [*headers, *([("authorization", f"Bearer {key}")] if key else [])]
     if "content" not in options:
         options["json"] = body
+    elif "content-type" not in dict(sent):
+        sent.append(("content-type", "application/json"))
     return httpx.post(f"{deployment.url}{path}", headers=sent, timeout=30, **options)
 
 
@@ -166,6 +168,12 @@ def test_chat_fields(deployment, body, param):
 )
 def test_bodies_that_are_not_what_they_should_be(deployment, content, message):
     assert error(post(deployment, content=content), 400)["message"].startswith(message)
+
+
+def test_a_body_that_is_not_said_to_be_json(deployment):
+    body = b'{"model": "tiny", "prompt": "hi", "max_tokens": 1}'
+    found = error(post(deployment, None, [("content-type", "text/plain")], content=body), 400)
+    assert (found["param"], found["code"]) == ("content-type", "invalid_value")
 
 
 def test_a_refusal_while_streaming_holds_no_blocks(deployment):

@@ -19,14 +19,15 @@ from waiting import assert_soon, at_rest
 
 pytestmark = pytest.mark.e2e
 KEY = (b"authorization", b"Bearer key-of-acme")
+JSON = (b"content-type", b"application/json")
 MAX_S = 1.0
 
 
 def post(deployment, request):
-    """Send it as it is, with a key of its own in front; short answers do, where it does not say."""
+    """Send it as it is, with our key and type in front; short answers do, where it does not say."""
     ours = b'"model": "tiny", "max_tokens": 8'
     body = request.body.replace(b'"model":"m"', ours).replace(b'"model": "m"', ours)
-    return raw_client.post(deployment.url, request.path, [KEY, *request.headers], body)
+    return raw_client.post(deployment.url, request.path, [KEY, JSON, *request.headers], body)
 
 
 class Bystander:

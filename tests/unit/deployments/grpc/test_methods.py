@@ -4,7 +4,7 @@ import asyncio
 
 import grpc
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from grpc_context import Context
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from starlette.responses import JSONResponse, StreamingResponse
@@ -30,7 +30,9 @@ def ingress():
                 return JSONResponse({}, 200 if self.ready else 503)
 
             @self.app.post("/v1/completions")
-            async def completions():
+            async def completions(request: Request):
+                self.said = request.headers.getlist("content-type")
+
                 async def stream():
                     for event in self.events:
                         if isinstance(event, Exception):
@@ -47,6 +49,11 @@ async def streamed(ingress, *events):
     context = Context()
     answers = [answer async for answer in ingress.CompleteStream(pb.CompleteRequest(), context)]
     return answers, context
+
+
+async def test_the_body_that_is_made_of_a_message_is_said_to_be_json(ingress):
+    await streamed(ingress, "[DONE]")
+    assert ingress.said == ["application/json"]
 
 
 async def test_a_stream_to_its_end(ingress):

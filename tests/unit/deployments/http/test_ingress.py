@@ -1,5 +1,6 @@
 """What a route makes of a request before it is placed."""
 
+import contextlib
 import json
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 from starlette.requests import Request
 
 from deployments.config.limits import LimitsConfig
+from deployments.http.errors import HTTPError
 from deployments.http.ingress import SlackServeIngress
 from slo.admission.tenants import ANONYMOUS
 
@@ -19,17 +21,29 @@ class Ingress(SlackServeIngress):
     def __init__(self):
         self._limits = LimitsConfig()
         self._models = SimpleNamespace(named_by=lambda body: SERVED)
+        self._conversions = SimpleNamespace(answer=self._converted)
+
+    async def _converted(self, *_):
+        pass
+
+    def _get_configured_serve_handle(self, _):
+        converter = SimpleNamespace(remote=len)
+        return SimpleNamespace(tokenize=converter, detokenize=converter)
 
     async def _serve_body(self, request, body, method, arrived_s, wording=None):
         self.body, self.wording = body, wording
 
 
-def posted(body):
+JSON = (b"content-type", b"application/json")
+
+
+def posted(body, *headers):
     async def receive():
         return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
 
     state = {"request_id": "from-header", "tenant": ANONYMOUS}
-    return Request({"type": "http", "method": "POST", "path": "/", "headers": [], "state": state}, receive)
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": headers or [JSON], "state": state}
+    return Request(scope, receive)
 
 
 @pytest.mark.parametrize(
@@ -44,3 +58,32 @@ async def test_the_id_of_a_response(given, of_chat, of_answer):
     answer = {"index": 0, "message": {"role": "assistant", "content": "Once"}, "finish_reason": "stop"}
     usage = {"prompt_tokens": 1, "completion_tokens": 1}
     assert ingress.wording.whole({"model": "m", "choices": [answer], "usage": usage})["id"] == of_answer
+
+
+@pytest.mark.parametrize(
+    ("said", "is_json"),
+    [
+        (b"application/json", True),
+        (b"Application/JSON; charset=utf-8", True),
+        (b"application/json ;charset=utf-8", True),
+        (b"text/plain", False),
+        (b"text/plain; application/json", False),
+        (b"application/x-www-form-urlencoded", False),
+        (b"multipart/form-data; boundary=x", False),
+        (b"", False),
+        (None, False),
+    ],
+)
+@pytest.mark.parametrize("route", ["chat", "completions", "responses", "tokenize", "detokenize"])
+async def test_a_body_is_read_that_is_said_to_be_json_and_no_other_as_in_vllm(route, said, is_json):
+    """A web page may send others without asking first."""
+    ingress = Ingress()
+    fields = {"chat": {"messages": []}, "responses": {"input": "hi"}, "detokenize": {"tokens": [1]}}
+    headers = [(b"x-other", b"x")] if said is None else [(b"content-type", said)]
+    request = posted(fields.get(route, {"prompt": "hi"}), *headers)
+    with contextlib.nullcontext() if is_json else pytest.raises(HTTPError) as refused:
+        await getattr(ingress, route)(request)
+    if not is_json:
+        error = refused.value
+        assert (error.status, error.param, error.code) == (400, "content-type", "invalid_value")
+        assert error.message == "Unsupported Media Type: Only 'application/json' is allowed"
