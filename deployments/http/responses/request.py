@@ -82,7 +82,7 @@ def read(raw: bytes, limits: LimitsConfig, tenant: Tenant) -> tuple[ResponsesReq
     known = {
         name: value for name, value in given.items() if name != "service_tier" or value in _OPENAIS_TIERS
     }
-    asked = request_body.as_model(known, ResponsesRequest, limits)
+    asked = request_body.as_model(_with_details(known), ResponsesRequest, limits)
     try:
         chat = request_body.read_values(_as_chat(asked, given), ChatCompletionRequest, limits, tenant)
     except (FieldError, HTTPError) as error:
@@ -93,6 +93,24 @@ def read(raw: bytes, limits: LimitsConfig, tenant: Tenant) -> tuple[ResponsesReq
             "input: has an item that is not of the shape of its type", "input"
         ) from None
     return asked, chat
+
+
+def _with_details(values: dict[str, Any]) -> dict[str, Any]:
+    """The body with OpenAI's default of a picture's `detail`, which vLLM's model of a request wants said."""
+    items = values.get("input")
+    return {**values, "input": [_with_detail(item) for item in items]} if isinstance(items, list) else values
+
+
+def _with_detail(item: Any) -> Any:
+    """An item of the input, or a part of one."""
+    if not isinstance(item, dict):
+        return item
+    if item.get("type") == "input_image" and item.get("detail") is None:
+        return {**item, "detail": "auto"}
+    parts = item.get("content")
+    if isinstance(parts, list):
+        return {**item, "content": [_with_detail(part) for part in parts]}
+    return item
 
 
 def _as_chat(asked: ResponsesRequest, given: Mapping[str, Any]) -> dict[str, Any]:

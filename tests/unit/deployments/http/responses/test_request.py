@@ -41,6 +41,24 @@ def test_a_picture_is_a_part_without_the_name_that_it_is_cached_as():
     assert list(message["content"]) == [{"type": "image_url", "image_url": {"url": url}}]
 
 
+@pytest.mark.parametrize("given", [{}, {"detail": None}, {"detail": "high"}])
+@pytest.mark.parametrize("kind", [{}, {"type": "message"}])
+def test_a_picture_says_its_detail_or_not(given, kind):
+    """OpenAI's default is `auto`, and its examples leave it out."""
+    picture = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", **given}
+    text = {"type": "input_text", "text": "What is this?"}
+    asked = [{"role": "user", "content": "hi"}, {**kind, "role": "user", "content": [text, picture]}]
+    *_, message = chat_of(input=asked).messages
+    assert [part["type"] for part in message["content"]] == ["text", "image_url"]
+
+
+def test_a_detail_that_there_is_not_is_refused():
+    picture = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "most"}
+    with pytest.raises(HTTPError) as refused:
+        chat_of(input=[{"role": "user", "content": [picture]}])
+    assert refused.value.param == "input[0].content[0].detail"
+
+
 def test_a_conversation_with_a_call_and_its_output_is_one_of_messages():
     chat = chat_of(
         input=[
