@@ -189,7 +189,8 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         context = await admit(served.placement, asked, record, shows_usage=served.config.shows_usage)
         pieces = generate(served.decode, asked, context, partial(self._send, method), record)
         keep_alive_s = self._limits.sse_keep_alive_s if body.stream else None
-        return await respond(pieces, record, response_headers(objective, record), wording, keep_alive_s)
+        headers, is_chat = response_headers(objective, record), method == "chat"
+        return await respond(pieces, record, headers, wording, keep_alive_s, is_chat=is_chat)
 
     def _record(
         self,

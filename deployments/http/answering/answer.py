@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentResponseGenerator
 
 _SSE: Final = "text/event-stream"
+_OF_CHATS: Final = {"logprobs": "top_logprobs"}
+"""Numbers that a completion asks for by these names, and what a chat calls them."""
 
 
 async def generate(
@@ -81,6 +83,8 @@ async def respond(
     headers: dict[str, str],
     wording: ResponseWording | None,
     keep_alive_s: float | None = None,
+    *,
+    is_chat: bool = False,
 ) -> Response:
     """Answer with the first piece if it is all there is, else with the stream that it begins.
 
@@ -91,6 +95,7 @@ async def respond(
         wording: Of the request's own API; None for that of the pieces.
         keep_alive_s: How long nothing may be sent of a stream; None for any time, and where it is none. Once
             it has passed without a first piece the stream begins, and an error is its last event.
+        is_chat: Whether it is a chat for the engines, whose refusals name fields as a completion has them.
 
     Raises:
         HTTPError: when there is no first piece.
@@ -107,9 +112,9 @@ async def respond(
         failed.headers.update(headers)
         raise failed from None
     if is_late := first is NOTHING_YET:
-        first, pieces = [], _begun(pieces, record, wording)
+        first, pieces = [], _begun(pieces, record, wording, is_chat=is_chat)
     elif (error := error_in(first)) is not None:
-        failed = _refused(error, record, wording)
+        failed = _refused(error, record, wording, is_chat=is_chat)
         failed.headers.update(headers)
         return failed.response()
     elif hasattr(first, "model_dump"):
@@ -126,7 +131,11 @@ async def respond(
 
 
 async def _begun(
-    pieces: AsyncGenerator[Any, None], record: RequestRecord, wording: ResponseWording | None
+    pieces: AsyncGenerator[Any, None],
+    record: RequestRecord,
+    wording: ResponseWording | None,
+    *,
+    is_chat: bool,
 ) -> AsyncGenerator[Any, None]:
     """The pieces of an answer whose stream began before the first of them, which may be a refusal.
 
@@ -138,15 +147,19 @@ async def _begun(
         if first is None:
             raise _without_answer(record)
         if (error := error_in(first)) is not None:
-            raise _refused(error, record, wording)
+            raise _refused(error, record, wording, is_chat=is_chat)
         yield first
         async for piece in pieces:
             yield piece
 
 
-def _refused(error: EngineError, record: RequestRecord, wording: ResponseWording | None) -> HTTPError:
+def _refused(
+    error: EngineError, record: RequestRecord, wording: ResponseWording | None, *, is_chat: bool
+) -> HTTPError:
     """What a request is answered with that its replicas refuse; it has taken nothing."""
     failed = record.traced(http_errors.engine_error(error))
+    if is_chat and failed.param is not None:
+        failed.param = _OF_CHATS.get(failed.param, failed.param)
     if wording is not None:
         responses.renamed(failed)
     record.answered(None)

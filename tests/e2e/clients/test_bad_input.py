@@ -140,7 +140,7 @@ def test_body_fields(deployment, extra, param):
         ({"messages": [{"role": "user", "content": "hi"}], "tool_choice": "auto"}, "tool"),
         (
             {"messages": [{"role": "user", "content": "hi"}], "top_logprobs": 1000, "logprobs": True},
-            "logprobs",
+            "top_logprobs",
         ),
     ],
 )

@@ -87,6 +87,28 @@ async def test_in_the_words_of_another_api():
     assert json.loads((await answered(Record(), WHOLE, wording=wording)).body) == {"said": "tiny"}
 
 
+@pytest.mark.parametrize(("is_chat", "field"), [(False, "logprobs"), (True, "top_logprobs")])
+@pytest.mark.parametrize("keep_alive_s", [None, 0.001])
+async def test_a_refusal_of_too_many_log_probabilities_names_the_field_that_was_sent(
+    is_chat, field, keep_alive_s
+):
+    """A chat's `logprobs` says only whether there are some."""
+    refusal = error_response(400, "BadRequestError", "Requested sample logprobs of 21", "logprobs")
+
+    class Late(Tier):
+        async def answer(self, asked, context, send):
+            await asyncio.sleep(0.05)
+            yield refusal
+
+    pieces = generate(Late(), None, None, None, Record())
+    response = await respond(pieces, Record(), dict(HEADERS), None, keep_alive_s, is_chat=is_chat)
+    if keep_alive_s is None:
+        said = response.body.decode()
+    else:
+        said = "".join([event async for event in response.body_iterator])
+    assert f'"param":"{field}"' in said
+
+
 async def test_an_answer_that_comes_piece_by_piece():
     record = Record()
     response = await answered(record, TOKEN, DONE)
