@@ -34,7 +34,12 @@ def kill_after(within_s: float, processes: Iterable[psutil.Process]) -> int:
 def end_process(code: int) -> NoReturn:
     """End this process; at once if a thread still waits for Ray, whose own end would abort it."""
     if any(thread.name == HANGING for thread in threading.enumerate()):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        end_at_once(code)
     sys.exit(code)
+
+
+def end_at_once(code: int) -> NoReturn:
+    """End this process from any thread, with all that has been printed and nothing that runs at its exit."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

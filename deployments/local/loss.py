@@ -6,13 +6,13 @@ process, with the replicas left running.
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
+
+from deployments.local.ending import end_at_once
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,9 +38,7 @@ def end_if_stuck(deployment: LocalDeployment, stop: threading.Event, console: Co
             return
         time.sleep(_LOOK_S)
     say_stopped(console, deployment.kill())
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0 if stop.is_set() else 2)
+    end_at_once(0 if stop.is_set() else 2)
 
 
 def say_stopped(console: Console, killed: int) -> None:

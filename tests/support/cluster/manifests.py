@@ -98,6 +98,15 @@ def pod_templates(objects):
     return found
 
 
+def container_of(template):
+    return template["spec"]["containers"][0]
+
+
+def ray_templates(objects):
+    """The pods that Ray runs in: head and workers."""
+    return {name: each for name, each in pod_templates(objects).items() if name in {"head", *groups(objects)}}
+
+
 def labelled(template, node_type):
     """A template with KubeRay's label of a pod that is made of it; of the head's also `redis-cleanup` is."""
     metadata = template["metadata"]
@@ -105,6 +114,27 @@ def labelled(template, node_type):
         **template,
         "metadata": {**metadata, "labels": metadata["labels"] | {"ray.io/node-type": node_type}},
     }
+
+
+def in_serve_config(before, after):
+    """A change of the configuration of Serve, for a test to make."""
+
+    def change(objects):
+        spec = ray_service(objects)["spec"]
+        assert before in spec["serveConfigV2"]
+        spec["serveConfigV2"] = spec["serveConfigV2"].replace(before, after)
+
+    return change
+
+
+def in_prefill(change):
+    """A change of the group of prefill and its container, likewise."""
+
+    def changed(objects):
+        group = groups(objects)["prefill"]
+        change(group, container_of(group["template"]))
+
+    return changed
 
 
 def problems(objects):

@@ -9,11 +9,15 @@ from manifests import (
     K8S,
     ROOT,
     compose,
+    container_of,
     groups,
+    in_prefill,
+    in_serve_config,
     labelled,
     overlay,
     pod_templates,
     ray_service,
+    ray_templates,
     serve_config,
 )
 from ray._private import utils
@@ -41,15 +45,6 @@ def application(objects):
     (app,) = schema.applications
     assert app.import_path == "deployments.app:build"
     return schema, parse(app.args)
-
-
-def container_of(template):
-    return template["spec"]["containers"][0]
-
-
-def ray_templates(objects):
-    """The pods that Ray runs in: head and workers."""
-    return {name: each for name, each in pod_templates(objects).items() if name in {"head", *groups(objects)}}
 
 
 def of_kind(objects, kind):
@@ -280,23 +275,6 @@ def test_the_pod_that_cleans_up_redis_is_no_head():
     for labels in chosen.values():
         assert labels <= head["metadata"]["labels"].items()
         assert not labels <= cleanup.items()
-
-
-def in_serve_config(before, after):
-    def change(objects):
-        spec = ray_service(objects)["spec"]
-        assert before in spec["serveConfigV2"]
-        spec["serveConfigV2"] = spec["serveConfigV2"].replace(before, after)
-
-    return change
-
-
-def in_prefill(change):
-    def changed(objects):
-        group = groups(objects)["prefill"]
-        change(group, container_of(group["template"]))
-
-    return changed
 
 
 MISTAKES = {

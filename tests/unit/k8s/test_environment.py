@@ -4,7 +4,17 @@ import re
 from pathlib import Path
 
 import pytest
-from manifests import K8S, groups, overlay, pod_templates, ray_service, serve_config
+from manifests import (
+    K8S,
+    container_of,
+    groups,
+    in_prefill,
+    in_serve_config,
+    overlay,
+    pod_templates,
+    ray_templates,
+    serve_config,
+)
 
 from deployments.config.limits import LimitsConfig
 from deployments.config.settings import SlackServeConfig, parse
@@ -18,15 +28,6 @@ def disagreements(objects):
     (application,) = serve_config(objects)["applications"]
     config = parse(application["args"])
     return [*_variables(objects, config), *_file_of_keys(objects, config), *_limits(objects, config)]
-
-
-def container_of(template):
-    return template["spec"]["containers"][0]
-
-
-def ray_templates(objects):
-    """The pods that Ray runs in: head and workers."""
-    return {name: each for name, each in pod_templates(objects).items() if name in {"head", *groups(objects)}}
 
 
 def _variables(objects, config: SlackServeConfig):
@@ -87,22 +88,6 @@ def test_limits_that_pods_and_configuration_have_alike_are_none():
     assert not disagreements(objects)
 
 
-def in_serve_config(before, after):
-    def change(objects):
-        spec = ray_service(objects)["spec"]
-        assert before in spec["serveConfigV2"]
-        spec["serveConfigV2"] = spec["serveConfigV2"].replace(before, after)
-
-    return change
-
-
-def in_prefill(change):
-    def changed(objects):
-        change(container_of(groups(objects)["prefill"]["template"]))
-
-    return changed
-
-
 def in_limits(value):
     """`SLACKSERVE_LIMITS` of the ingress, at the place where patches look for it."""
 
@@ -119,18 +104,18 @@ MISTAKES = {
         "log_json: true", "limits: {max_body_bytes: 8388608}"
     ),
     "ingress: SLACKSERVE_LIMITS is not limits": in_limits('{"max_body_bytes": 8388608}'),
-    "prefill: SLACKSERVE_LIMITS is not set": in_prefill(lambda container: container["env"].pop(0)),
+    "prefill: SLACKSERVE_LIMITS is not set": in_prefill(lambda _, container: container["env"].pop(0)),
     "OTHER_KEY is not set": in_serve_config(
         "log_json: true", "api_keys: [{tenant: acme, key_env: OTHER_KEY}]"
     ),
     "does not come from a secret": in_prefill(
-        lambda container: container["env"].append({"name": "ACME_KEY", "value": "x"})
+        lambda _, container: container["env"].append({"name": "ACME_KEY", "value": "x"})
     ),
     "prefill: /etc/slackserve/keys.yaml is in no secret": in_prefill(
-        lambda container: container["volumeMounts"].pop()
+        lambda _, container: container["volumeMounts"].pop()
     ),
     "does not change with its secret": in_prefill(
-        lambda container: container["volumeMounts"][-1].update(
+        lambda _, container: container["volumeMounts"][-1].update(
             mountPath="/etc/slackserve/keys.yaml", subPath="keys.yaml"
         )
     ),
