@@ -8,7 +8,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
@@ -35,7 +35,7 @@ from deployments.config import ConfigError
 from deployments.config.replicas import MAX_LEAVE_S
 from deployments.config.settings import SlackServeConfig, load, parse
 from deployments.local.ending import end_process
-from deployments.local.machine import left_unused
+from deployments.local.machine import advice
 from deployments.local.request_log import SESSION_LOGS, events_of, print_timeline
 from deployments.models.conversion import ProgressCallback
 from deployments.models.embedded import ModelStoreError
@@ -45,6 +45,7 @@ from deployments.options import ApplicationOption, ModelOption, check_directory
 from deployments.simulate import SimulateError
 from deployments.simulate.command import simulate
 from deployments.timeline.command import timeline as draw_timeline
+from kv_transfer.cores import usable_cores
 from observability.files import write as write_observability
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def serve(
         with Live(shown, console=_console, refresh_per_second=2, transient=True):
             deployment.start(lambda parts: shown.update(parts, stop))
         asking = example(deployment.url, settings, settings.model_name or models[""].model_id)
-        announce(_console, deployment.url, asking, time.monotonic() - started_s, left_unused(settings))
+        said = advice(settings, usable_cores())
+        announce(_console, deployment.url, asking, time.monotonic() - started_s, said)
         stop.wait()
         _console.print("Stopping.")
     except _StopRequested:
@@ -258,14 +260,14 @@ def example(url: str, settings: SlackServeConfig, model: str) -> str:
     return " \\\n    ".join([*lines, f"-d {shlex.quote(body)}"])
 
 
-def announce(console: Console, url: str, asking: str, seconds: float, hint: str | None) -> None:
+def announce(console: Console, url: str, asking: str, seconds: float, said: Sequence[str]) -> None:
     """Say that the server is ready, and how to ask it, in lines to be pasted from any terminal."""
     lines = [
         f"Ready after {seconds:.0f} s: {url}",
         "",
         f"  {asking}",
         "",
-        *([hint] if hint else []),
+        *said,
         "Ctrl-C stops.",
     ]
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)

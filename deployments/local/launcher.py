@@ -33,7 +33,7 @@ from deployments.grpc import SERVICERS
 from deployments.http.door import Door
 from deployments.http.proxy import IMPORT_PATH, LIMITS_VARIABLE
 from deployments.local.ending import HANGING, kill_after
-from deployments.local.machine import check_gpus, check_packages, cpus_needed
+from deployments.local.machine import check_gpus, check_memory, check_packages, cpus_needed
 from kv_transfer.cores import usable_cores
 from prefill_node.board.board import remove_stale_boards
 
@@ -104,6 +104,7 @@ class LocalDeployment:
             StartError: when a part fails, or time is up.
         """
         check_packages(self._config)
+        check_memory(self._config)
         check_no_labels(self._config)
         check_ports_free(self._config)
         tls = self._config.tls

@@ -12,6 +12,8 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import psutil
+
 from deployments.config import ConfigError
 
 if TYPE_CHECKING:
@@ -106,6 +108,58 @@ def check_gpus(config: SlackServeConfig, resources: Mapping[str, float]) -> None
                 here = " or ".join(kinds) or "of no kind that Ray knows"
                 msg = f"{where}{key}: the GPUs of this machine are {here}, not {kind}; leave it out"
                 raise ConfigError(msg)
+
+
+def check_memory(config: SlackServeConfig, bytes_here: int | None = None) -> None:
+    """Make sure that the KV caches of all workers fit into this machine's memory.
+
+    Each engine looks only at what is free when it starts.
+
+    Args:
+        config: Of tiers that follow the load the fewest replicas count.
+        bytes_here: The machine's memory; if None, it is looked up.
+
+    Raises:
+        ConfigError: naming the key, what is needed and what is here.
+    """
+    models = [each for each in config.of_each_model() if each.accelerator == "cpu"]
+    needed_gib = sum(each.kv_cache_gib * _workers(each) for each in models)
+    here_gib = (psutil.virtual_memory().total if bytes_here is None else bytes_here) / 2**30
+    if needed_gib > here_gib:
+        workers = sum(map(_workers, models))
+        msg = (
+            f"kv_cache_gib: the KV caches of {workers} workers (replicas * tensor_parallel_size, both tiers "
+            f"of each model) take {needed_gib} GiB, and this machine has {here_gib:.1f} GiB; ask for fewer "
+            "replicas or less KV cache"
+        )
+        raise ConfigError(msg)
+
+
+def advice(
+    config: SlackServeConfig, cores: Sequence[int], cpu_info: Path = Path("/proc/cpuinfo")
+) -> list[str]:
+    """What would be faster on this machine: sentences for whoever started the server.
+
+    Args:
+        config: What is served.
+        cores: Those that it may use.
+        cpu_info: What the kernel says of the CPU.
+    """
+    if config.accelerator != "cpu":
+        return []
+    said = [] if (unused := left_unused(config, cpu_info)) is None else [unused]
+    workers = sum(map(_workers, config.of_each_model()))
+    if workers > len(cores):
+        said.append(
+            f"{workers} workers (replicas * tensor_parallel_size) share {len(cores)} "
+            f"core{'s' if len(cores) > 1 else ''}: those on the same core slow each other down."
+        )
+    return said
+
+
+def _workers(config: SlackServeConfig) -> int:
+    """Of one model, when no more than the fewest replicas run."""
+    return sum(pool.fewest * pool.tensor_parallel_size for pool in (config.prefill, config.decode))
 
 
 def left_unused(config: SlackServeConfig, cpu_info: Path = Path("/proc/cpuinfo")) -> str | None:

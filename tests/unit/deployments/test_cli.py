@@ -116,7 +116,7 @@ def test_a_node_may_take_a_day_to_leave_but_no_longer(monkeypatch):
 def words_of(url: str, **settings: object) -> list[str]:
     """What a shell makes of the command that is printed on a narrow terminal."""
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=40)
-    announce(console, url, example(url, parse(settings, "test"), "a-model"), 3.2, None)
+    announce(console, url, example(url, parse(settings, "test"), "a-model"), 3.2, [])
     assert isinstance(console.file, io.StringIO)
     ready, _, *command, _, end = console.file.getvalue().splitlines()
     assert (ready, end) == (f"Ready after 3 s: {url}", "Ctrl-C stops.")

@@ -1,3 +1,4 @@
+import re
 from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -9,7 +10,14 @@ from deployments.config import ConfigError
 from deployments.config.settings import load, parse
 from deployments.engine_kwargs import check_engine_kwargs
 from deployments.local.launcher import LocalDeployment
-from deployments.local.machine import check_gpus, check_packages, cpus_needed, left_unused
+from deployments.local.machine import (
+    advice,
+    check_gpus,
+    check_memory,
+    check_packages,
+    cpus_needed,
+    left_unused,
+)
 
 
 @pytest.mark.parametrize(
@@ -155,3 +163,38 @@ def test_units_that_the_default_leaves_unused_are_named(values, flags, is_said, 
     said = left_unused(parse(values, "test"), cpu_info)
     assert ("`dtype: bfloat16`" in (said or "")) == is_said
     assert left_unused(parse(values, "test"), tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    ("values", "needed"),
+    [
+        ({}, None),
+        ({"prefill": {"replicas": 3}, "decode": {"replicas": 5}}, None),
+        ({"prefill": {"replicas": 4}, "decode": {"replicas": 5}}, "9 workers .* take 9 GiB"),
+        ({"prefill": {"replicas": 1, "max_replicas": 40, "min_replicas": 1}}, None),
+        ({"kv_cache_gib": 4, "prefill": {"tensor_parallel_size": 2}}, "3 workers .* take 12 GiB"),
+        ({"kv_cache_gib": 3, "models": {"b": {"model": "b"}}}, "4 workers .* take 12 GiB"),
+        ({"accelerator": "cuda", "prefill": {"replicas": 40}}, None),
+    ],
+    ids=str,
+)
+def test_kv_caches_that_a_machine_has_no_memory_for_are_refused_before_anything_starts(values, needed):
+    match = f"kv_cache_gib: the KV caches of {needed}, and this machine has 8.0 GiB"
+    with nullcontext() if needed is None else pytest.raises(ConfigError, match=match):
+        check_memory(parse(values), 8 << 30)
+
+
+@pytest.mark.parametrize(
+    ("values", "cores", "shared"),
+    [
+        ({}, [0, 1], None),
+        ({}, [0], "2 workers .* share 1 core: "),
+        ({"prefill": {"replicas": 2, "tensor_parallel_size": 2}}, [0, 1], "5 workers .* share 2 cores: "),
+        ({"accelerator": "cuda", "prefill": {"replicas": 9}}, [0, 1], None),
+    ],
+    ids=str,
+)
+def test_engines_that_share_cores_are_told_of(values, cores, shared, tmp_path):
+    said = advice(parse(values), cores, tmp_path / "none")
+    assert len(said) == (shared is not None)
+    assert shared is None or re.match(shared, said[0])
