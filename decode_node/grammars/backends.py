@@ -33,9 +33,11 @@ class GrammarBackend(Protocol):
 
     Attributes:
         name: vLLM's.
+        knows_any_object: Whether it can hold an answer to be a JSON object, whatever is in it.
     """
 
     name: ClassVar[str]
+    knows_any_object: ClassVar[bool]
 
     def grammar(self, kind: _Kind, text: str) -> tuple[str, str] | None:
         """The kind and text of a grammar as the child compiles it; None when vLLM refuses it unread."""
@@ -57,6 +59,7 @@ class Xgrammar:
     """
 
     name: ClassVar[str] = "xgrammar"
+    knows_any_object: ClassVar[bool] = True
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -100,6 +103,7 @@ class Guidance:
     """
 
     name: ClassVar[str] = "guidance"
+    knows_any_object: ClassVar[bool] = True
 
     def __init__(self, tokenizer: Any, vocab_size: int, config: Any) -> None:
         self._tokenizer = tokenizer
@@ -140,6 +144,7 @@ class Outlines:
     """
 
     name: ClassVar[str] = "outlines"
+    knows_any_object: ClassVar[bool] = False
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

@@ -48,7 +48,7 @@ _MAX_VERDICTS: Final = 4096
 _MOST_PENDING: Final = 32
 """Grammars of one tenant that wait for a verdict; at the default limit they take 16 s of computing."""
 _ANY_OBJECT: Final = '{"type": "object"}'
-"""As vLLM has xgrammar and llguidance read `json_object`; for outlines it has nothing."""
+"""As vLLM has xgrammar and llguidance read `json_object`."""
 _MAX_SILENCES: Final = 3
 """A grammar that so many children in a row say nothing of is refused: it may be what ends them."""
 
@@ -177,7 +177,11 @@ class GrammarCheck:
             raise VLLMValidationError(refusal, parameter="structured_outputs")
 
     def _key(self, params: StructuredOutputsParams, allowed: Sequence[int] | None) -> _Key | None:
-        """What has a verdict; None for what costs nothing, and for what vLLM refuses unread."""
+        """What has a verdict; None for what costs nothing, and for what vLLM refuses unread.
+
+        Raises:
+            VLLMValidationError: for any JSON object, of a backend that does not know it: vLLM lets it pass.
+        """
         try:
             kind, text = get_structured_output_key(params)
         except ValueError:  # vLLM says so itself
@@ -185,6 +189,12 @@ class GrammarCheck:
         if not allowed or len(allowed) > MOST_TOKEN_IDS:  # likewise
             allowed = None
         if kind is StructuredOutputOptions.JSON_OBJECT:
+            if not self._backend.knows_any_object:
+                msg = (
+                    f"{self._backend.name}, which this server keeps answers to grammars with, knows no JSON "
+                    'object without a schema; give a schema, such as {"type": "object", "properties": {...}}'
+                )
+                raise VLLMValidationError(msg, parameter="structured_outputs")
             if allowed is None:
                 return None
             kind, text = StructuredOutputOptions.JSON, _ANY_OBJECT

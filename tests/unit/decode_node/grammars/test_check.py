@@ -42,8 +42,16 @@ INVALID = [
     StructuredOutputsParams(grammar="root ::= undefined"),
     StructuredOutputsParams(json={"type": "no such type"}),
 ]
+ANY_OBJECT = GOOD[2]
 UNTOLD = {"xgrammar": [], "guidance": INVALID, "outlines": INVALID[1:2]}
 """What of these is left to vLLM: llguidance raises nothing for it, and outlines knows no such kind."""
+
+
+def good(name: str) -> list[StructuredOutputsParams]:
+    """What of `GOOD` a backend knows."""
+    return [params for params in GOOD if name != "outlines" or params is not ANY_OBJECT]
+
+
 RULES = 450
 SLOW = [
     # 14 kB, of which each rule leads to every other: seconds with the smallest of vocabularies.
@@ -194,7 +202,7 @@ async def test_what_takes_too_much_is_refused_and_the_next_one_served(check):
 async def test_what_takes_too_much_memory_is_refused(check_by, name, wide):
     """xgrammar says so with an error of its own, outlines ends; both long before the time is over."""
     check = check_by(name, limits=GrammarLimits(timeout_s=30, max_mib=4))
-    for params in GOOD + UNTOLD[name]:
+    for params in good(name) + UNTOLD[name]:
         await check.check(params)
     for params in INVALID:
         if params not in UNTOLD[name]:
@@ -218,11 +226,18 @@ async def test_a_grammar_is_compiled_with_what_the_engine_compiles_it_with(
     check_by, name, config, served, refused
 ):
     check = check_by(name, **config)
-    for params in [*GOOD, *UNTOLD[name], *served]:
+    for params in [*good(name), *UNTOLD[name], *served]:
         await check.check(params)
     for params in refused:
         with pytest.raises(VLLMValidationError, match="takes too long or too much memory"):
             await check.check(params)
+
+
+@pytest.mark.parametrize("allowed", [None, [1, 2]])
+async def test_any_object_is_refused_of_a_backend_that_does_not_know_it(check_by, allowed):
+    """vLLM lets it pass, and its engine fails the request."""
+    with pytest.raises(VLLMValidationError, match=r"outlines, .* knows no JSON object without a schema"):
+        await check_by("outlines").check(ANY_OBJECT, allowed=allowed)
 
 
 @pytest.mark.slow
@@ -232,7 +247,7 @@ async def test_every_backend_reads_the_vocabulary_of_mistrals(check_by, tmp_path
         Path(mistral_common.__file__).parent / "data" / "tekken_240911.json", tmp_path / "tekken.json"
     )
     check = check_by(name, MistralTokenizer.from_pretrained(str(tmp_path)), GrammarLimits(timeout_s=5))
-    for params in GOOD + UNTOLD[name]:
+    for params in good(name) + UNTOLD[name]:
         await check.check(params)
 
 
