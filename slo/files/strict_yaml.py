@@ -23,6 +23,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from yaml.constructor import ConstructorError
 from yaml.error import MarkedYAMLError
 from yaml.scanner import ScannerError
 
@@ -84,6 +85,13 @@ class _Loader(yaml.SafeLoader):
     yaml_constructors: ClassVar[dict[str | None, Any]] = yaml.SafeLoader.yaml_constructors | {
         "tag:yaml.org,2002:timestamp": yaml.SafeLoader.construct_yaml_timestamp
     }
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 - PyYAML's
+        """A value by its tag; for what is none of a tag that is given, PyYAML's own code may fail."""
+        try:
+            return super().construct_object(node, deep)
+        except (AttributeError, KeyError):
+            raise ConstructorError(None, None, "a value is none of its tag", node.start_mark) from None
 
     def compose_node(self, parent: Any, index: Any) -> yaml.Node | None:
         """Numbers as they are written; `index` is the key of a value."""

@@ -32,6 +32,14 @@ def test_a_key_that_is_given_twice_is_refused_with_both_lines(text, message):
         parse_yaml(text, "a file", LookupError)
 
 
+@pytest.mark.parametrize("is_quoted", [True, False])
+@pytest.mark.parametrize("value", ["!!bool maybe", "!!timestamp soon", "!!int few"])
+def test_a_value_that_is_none_of_the_tag_that_it_has_is_refused(value, is_quoted):
+    with pytest.raises(LookupError, match=r"^a file: is not YAML: ") as refused:
+        parse_yaml(f"a: 1\nport: {value}\n", "a file", LookupError, is_quoted=is_quoted)
+    assert is_quoted or value.split()[1] not in str(refused.value)
+
+
 def test_what_a_merge_key_brings_along_may_be_given_again():
     text = """
 base: &base {a: 1, b: 2}
