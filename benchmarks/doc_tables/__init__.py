@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from benchmarks.doc_tables import autoscaling, comparison, decode, engines, presets, simulated
+from benchmarks.doc_tables import autoscaling, comparison, decode, engines, preemption, presets, simulated
 from benchmarks.gpu import tables as gpu
 
 _ROOT: Final = Path(__file__).parents[2]
@@ -26,6 +26,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     **presets.TABLES,
     **comparison.TABLES,
     **engines.TABLES,
+    **preemption.TABLES,
     **decode.TABLES,
     **gpu.TABLES,
 }

@@ -1,37 +1,13 @@
-"""The tables of real engines: preemption, the serving path, the embedded model, hostile clients."""
+"""The tables of real engines: the serving path, the embedded model, hostile clients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from statistics import median
 from typing import Final
 
 from benchmarks.report import markdown, result
 
 _VALIDATED: Final = {"slackserve": "SlackServe", "slackserve-off": "without preemption"}
-
-
-def through_the_server() -> str:
-    """Medians of the times to the first token with preemption and without, and of what a stop takes."""
-    modes = result("engines/preemption")["modes"]
-    resume = modes["resume"]
-
-    def ttft(of: str) -> list[str]:
-        return [f"{median(modes[mode]['ttft'][of]['ms']):,.0f} ms" for mode in ("resume", "off")]
-
-    def took(of: str) -> str:
-        return f"{median(resume[of]):.0f} ms ({max(resume[of]):.0f} ms)"
-
-    rows = [
-        ["TTFT, urgent, alone", *ttft("urgent_alone")],
-        ["TTFT, urgent, during the long one", *ttft("urgent")],
-        ["TTFT, long, alone", *ttft("long_alone")],
-        ["TTFT, long, with the urgent one", *ttft("long")],
-        ["order to stop, median (largest)", took("order_to_stop_ms"), ""],
-        ["stop to the urgent request's first operator", took("stop_to_urgent_ms"), ""],
-        ["resume to its first operator", took("resume_overhead_ms"), ""],
-    ]
-    return markdown(["", "With preemption", "Without"], rows)
 
 
 def serving_path() -> str:
@@ -152,46 +128,6 @@ def footprint() -> str:
     return markdown(["Cores kept busy by", "SlackServe", "an empty Ray Serve application"], rows)
 
 
-def idle_overhead(file: str) -> str:
-    """What boundaries cost that nothing stops at."""
-    rows = [
-        [
-            f"{row['ranks']}",
-            f"{row['tokens']:,} tokens",
-            f"{row['pairs']}",
-            f"{row['without_ms']:,.0f} ms",
-            f"{row['overhead']:+.2%} ({row['interval'][0]:+.2%} to {row['interval'][1]:+.2%})",
-        ]
-        for row in result(file)["rows"]
-    ]
-    return markdown(["Ranks", "Prompt", "Pairs", "Without", "Overhead"], rows)
-
-
-def compiled_passes() -> str:
-    """First tokens, stops and starts with eager and with compiled passes, medians with quartiles."""
-    found = result("engines/compiled")
-    eager, compiled = (found["passes"][kind] for kind in ("eager", "compiled"))
-    rows = []
-    for name, times in eager["ttft_ms"].items():
-        others = compiled["ttft_ms"][name]
-        change = f"{others['p50'] / times['p50'] - 1:+.1%}"
-        rows.append([name, *[_middle(cell) for cell in (times, others)], change])
-    stops = [each["order_to_stop_ms"] for each in (eager, compiled)]
-    rows.append(
-        ["order to stop", *[f"{median(each):.1f} ms (largest {max(each):.0f})" for each in stops], ""]
-    )
-    ready = {
-        kind: ", ".join(f"{second:.0f}" for second in seconds) for kind, seconds in found["ready_s"].items()
-    }
-    afresh = f"{ready['compiled']}; {ready['compiled_afresh']} with nothing stored"
-    rows.append(["ready after, seconds", ready["eager"], afresh, ""])
-    return markdown(["", "Eager", "Compiled", "Difference"], rows)
-
-
-def _middle(cell: Mapping[str, float]) -> str:
-    return f"{cell['p50']:,.0f} ms ({cell['p25']:,.0f} to {cell['p75']:,.0f})"
-
-
 def hostile_clients() -> str:
     """What hostile clients did to the others."""
     found = result("engines/hostile_clients")
@@ -236,10 +172,6 @@ def hostile_clients() -> str:
 
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
-    "preemption-server": through_the_server,
-    "idle-overhead": lambda: idle_overhead("engines/idle_overhead"),
-    "idle-overhead-compiled": lambda: idle_overhead("engines/idle_overhead_compiled"),
-    "compiled-passes": compiled_passes,
     "hostile-clients": hostile_clients,
     "validation": validation,
     "serving-path": serving_path,
