@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.report import print_rows, write
 from simulator.arms.arm import Arm
-from simulator.arms.arms import NO_LIMITS, SERVERS
+from simulator.arms.arms import NO_LIMITS, OURS, SERVERS
 from simulator.study.goodput import Experiment, point
 from simulator.study.presets import PRESETS
 from simulator.study.run import Run
@@ -47,13 +47,14 @@ RULES = (
         PreemptionPolicy.RESCUE,
         limits=Limits.default_for(PreemptionMode.RECOMPUTE),
     ),
-    *(PreemptionRules(policy=policy) for policy in PreemptionPolicy),
+    *(replace(OURS, policy=policy) for policy in PreemptionPolicy),
 )
-DEFAULT = PreemptionRules()
+DEFAULT = OURS
 LIMITS = Limits()
 VARIATIONS = {
     "the defaults": DEFAULT,
     **{f"margin {margin:g}": replace(DEFAULT, margin=margin) for margin in (1, 1.5, 6)},
+    "no patience": replace(DEFAULT, patience=0.0),
     "no limits": replace(DEFAULT, limits=NO_LIMITS),
     "4 stops of a request": replace(DEFAULT, limits=replace(LIMITS, max_preemptions=4)),
     "1 stop of a request": replace(DEFAULT, limits=replace(LIMITS, max_preemptions=1)),
