@@ -1,0 +1,144 @@
+"""Whose memory was taken comes back: when, in which order, and how fast it is computed again."""
+
+import time
+
+import pytest
+from pressure_steps import LOW, TOP, expects, knows_steps
+from vllm.v1.request import RequestStatus
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_sequence_is_computed_again_in_chunks_that_the_tightest_pace_bears(stepped):
+    engine = stepped(34, chunk=256)
+    knows_steps(engine, prompt_s=0.001)
+    expects(engine, 1)
+    engine.add("top", 64, 220, tier=TOP, tpot_s=0.064)
+    for name in ("x", "y"):
+        engine.add(name, 160, 160, tier=LOW)
+    while not engine.preempted:
+        engine.step()
+    seen = len(engine.outputs)
+    engine.finish()
+    restoring = set(engine.preempted)
+    for output in engine.outputs[seen:]:
+        if "top" in output.num_scheduled_tokens:
+            chunks = [output.num_scheduled_tokens.get(name, 0) for name in restoring]
+            assert sum(n for n in chunks if n > 1) <= 32, "half of 64 ms, at 1 ms a token"
+    assert engine.scheduler._report.figures.recomputed_tokens > 0
+    assert len(engine.scheduler._report.figures.restored) == len(engine.preempted)
+
+
+def test_only_who_has_a_token_in_the_step_bounds_what_is_computed_again_beside_it(stepped):
+    engine = stepped(500, chunk=256)
+    knows_steps(engine, prompt_s=0.001)
+    pace = engine.scheduler._pace
+    engine.add("free", 16, 100, tier=LOW)
+    for _ in range(2):
+        engine.step()
+    engine.add("waits", 16, 100, tier=LOW, tpot_s=0.02)
+    assert pace.chunk_tokens() == 256
+    engine.scheduler.finish_requests("waits", RequestStatus.FINISHED_ABORTED)
+    engine.add("computes", 1500, 100, tier=LOW, tpot_s=0.02)
+    engine.step()
+    assert pace.chunk_tokens() == 256, "its own prompt is computed"
+    engine.add("decodes", 16, 100, tier=LOW, tpot_s=0.064)
+    for _ in range(2):
+        engine.step()
+    assert pace.chunk_tokens() == 32
+    engine.finish()
+
+
+def test_a_victim_waits_until_there_is_room_for_it_to_end(stepped):
+    engine = stepped(30)
+    expects(engine, 100)
+    for name in ("a", "b", "c"):
+        engine.add(name, 140, 100)
+    engine.finish()
+    assert len(engine.preempted) <= 1, "of three that cannot all end at once one waits, or goes once"
+
+
+def test_whose_memory_was_taken_comes_back_before_newcomers_of_its_tier(stepped):
+    engine = stepped(24)
+    expects(engine, 1)
+    for name in ("a", "b", "c"):
+        engine.add(name, 100, 100)
+    while not engine.preempted:
+        engine.step()
+    victim = engine.preempted[0]
+    engine.add("new", 100, 10)
+    started = []
+    while len(started) < 2:
+        output = engine.step()
+        for name in (victim, "new"):
+            if name in output.num_scheduled_tokens and name not in started:
+                started.append(name)
+    assert started[0] == victim
+    engine.finish()
+
+
+def test_of_those_whose_memory_was_taken_the_one_that_is_least_ahead_now_comes_first(stepped):
+    engine = stepped(500)
+    for name in ("long_ago", "just_now"):
+        engine.add(name, 16, 100, tpot_s=1.0)
+    for _ in range(3):
+        engine.step()
+    scheduler = engine.scheduler
+    for name, due_s, parked_s in (("long_ago", 950.0, 900.0), ("just_now", 1010.0, 999.0)):
+        request, account = scheduler.requests[name], scheduler._book.accounts[name]
+        scheduler.running.remove(request)
+        scheduler._preempt_request(request, 0.0)
+        account.first_s, account.first_tokens = due_s, request.num_output_tokens
+        account.parked_s = parked_s
+    found = scheduler._admission.admitted(scheduler.waiting, 64, 1000.0)
+    assert [request.request_id for request in found] == ["long_ago"], "the other one's turn comes after it"
+    engine.finish()
+
+
+@pytest.mark.parametrize("tier", [LOW, TOP])
+def test_one_that_waits_for_its_turn_leaves_what_it_does_not_need_to_those_behind_it(stepped, tier):
+    engine = stepped(200, chunk=32)  # so that what is computed again takes several steps
+    expects(engine, 20)
+    for name, prompt in (("first", 160), ("second", 176), ("pulls", 192)):
+        engine.add(name, prompt, 60, tier=tier)
+    for _ in range(8):
+        engine.step()
+    scheduler, now_s = engine.scheduler, time.monotonic()
+    for name in ("first", "second", "pulls"):
+        request = scheduler.requests[name]
+        scheduler.running.remove(request)
+        scheduler._preempt_request(request, now_s)
+    accounts = scheduler._book.accounts
+    accounts["pulls"].pulls = True
+    scheduler.kv_cache_manager.reset_prefix_cache()
+    output = engine.step()
+    assert "first" in output.num_scheduled_tokens
+    engine.add("newcomer", 16, 20, tier=tier)
+    started = {*output.num_scheduled_tokens}
+    for _ in range(4):  # a step computes 32 tokens of all of them together
+        started |= {*engine.step().num_scheduled_tokens}
+    assert {"pulls", "newcomer"} <= started
+    assert "first" in scheduler._book.restoring
+    assert "second" in scheduler._book.parked, "one at a time"
+    engine.finish()
+
+
+def test_nobody_takes_the_memory_of_one_that_waits_for_its_turn(stepped):
+    engine = stepped(60)
+    expects(engine, 10)
+    for name, prompt in (("first", 320), ("second", 336)):
+        engine.add(name, prompt, 20, tier=LOW)
+    for _ in range(8):
+        engine.step()
+    scheduler, now_s = engine.scheduler, time.monotonic()
+    for name in ("first", "second"):
+        request = scheduler.requests[name]
+        scheduler.running.remove(request)
+        scheduler._preempt_request(request, now_s)
+    scheduler.kv_cache_manager.reset_prefix_cache()
+    assert "first" in engine.step().num_scheduled_tokens
+    engine.add("large", 320, 10, tier=LOW)
+    engine.step()
+    assert "large" not in [request.request_id for request in scheduler.running]
+    engine.finish()
+    assert engine.finished.index("second") < engine.finished.index("large")
