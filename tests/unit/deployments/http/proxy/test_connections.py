@@ -1,0 +1,61 @@
+"""Connections with several requests: sent before the answer, or for ever."""
+
+import asyncio
+import time
+
+import httpx
+import pytest
+from certificates import self_signed
+from limited_proxy import EVENT, EVENTS, LIMITS, connect, head, serving
+
+from deployments.config.tls import TLSConfig
+
+
+async def test_a_client_that_sends_another_request_before_the_answer_and_leaves_is_noticed(served):
+    proxy, port, _ = served
+    reader, writer = await connect(port)
+    writer.write(head("/long"))
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(head("/long") + head("/long", length=3) + b"abc")
+    await asyncio.sleep(0.1)
+    writer.transport.abort()
+    async with asyncio.timeout(10):
+        while proxy.streaming:  # noqa: ASYNC110 - the proxy tells in no other way
+            await asyncio.sleep(0.01)
+    assert (proxy.asked, proxy.left) == (1, 1)
+
+
+async def test_a_connection_ends_with_the_answer_that_another_request_did_not_wait_for(served):
+    proxy, port, _ = served
+    reader, writer = await connect(port)
+    writer.write(head(length=2) + b"{}" + head(length=2) + b"{}")
+    answer = await reader.read()
+    assert answer.count(b"200 OK") == answer.count(EVENT) == proxy.asked == 1
+    assert b"connection: close\r\n" in answer
+    writer.close()
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+async def test_a_connection_that_always_has_something_to_ask_does_not_last_for_ever(
+    monkeypatch, tmp_path, is_encrypted
+):
+    """It would never reach an ingress that has come since, and be cut when the one it knows goes."""
+    limits = LIMITS.model_copy(update={"connection_age_s": 0.4})
+    made = self_signed(tmp_path)
+    tls = TLSConfig(certificate=made.certificate, key=made.key)
+    options, trust = (tls.http_options(), tls.trust()) if is_encrypted else ({}, False)
+    scheme = "https" if is_encrypted else "http"
+    async with (
+        serving(monkeypatch, limits, **options) as (proxy, port, _),
+        httpx.AsyncClient(base_url=f"{scheme}://127.0.0.1:{port}", verify=trust) as client,
+    ):
+        started_s, closed = time.monotonic(), []
+        while time.monotonic() - started_s < 1.5:
+            answer = await client.post("/in-the-buffers", content=b"{}")
+            assert answer.status_code == httpx.codes.OK
+            assert len(answer.content) == EVENTS["/in-the-buffers"] * len(EVENT)
+            closed.append(answer.headers.get("connection") == "close")
+            await asyncio.sleep(0.02)
+        assert closed[0] is False
+        assert 2 <= sum(closed) <= 4, "more than the last answer of each connection"
+        assert len(proxy.clients) == sum(closed) + (not closed[-1])

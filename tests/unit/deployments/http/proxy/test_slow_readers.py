@@ -1,0 +1,80 @@
+"""Clients that do not read, or have left before their answer."""
+
+import asyncio
+import socket
+import time
+
+import pytest
+from limited_proxy import connect, head, post, serving
+
+ESTABLISHED = 1
+
+
+def state_of(client):
+    return client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+
+
+async def test_a_client_that_does_not_read_is_left_and_its_request_cancelled(served):
+    proxy, port, _ = served
+    reader, writer = await connect(port)
+    writer.write(head("/long"))
+    await reader.read(100)
+    started_s = time.monotonic()
+    while proxy.streaming:
+        await asyncio.sleep(0.05)
+        assert time.monotonic() - started_s < 5
+    assert proxy.left == 1
+    assert (await post(port)).status_code == 200
+    writer.close()
+
+
+async def test_an_answer_to_a_client_that_has_left_fails_nowhere(served, caplog):
+    proxy, port, _ = served
+    proxy.may_answer.clear()
+    _, writer = await connect(port)
+    writer.write(head())
+    while not proxy.bodies:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    writer.transport.abort()
+    await asyncio.sleep(0.1)
+    proxy.may_answer.set()
+    await asyncio.sleep(0.1)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_the_kernel_does_not_hide_a_client_that_does_not_read(served):
+    """A megabyte, which it would take."""
+    proxy, port, _ = served
+    _, writer = await connect(port)
+    writer.write(head("/longer-than-buffers"))
+    started_s = time.monotonic()
+    while not proxy.left:
+        await asyncio.sleep(0.05)
+        assert time.monotonic() - started_s < 5
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "closes"), [("/long", ""), ("/in-the-buffers", ""), ("/in-all-buffers", "connection: close\r\n")]
+)
+async def test_the_connection_of_a_client_that_does_not_read_ends_for_it_too(monkeypatch, path, closes):
+    """What it has not read would keep it open in the kernel, though the answer had been sent long ago."""
+    async with serving(monkeypatch, timeout_keep_alive=1) as (proxy, port, _):
+        _, writer = await connect(port)
+        client = writer.get_extra_info("socket")
+        writer.transport.pause_reading()
+        writer.write(head(path).replace(b"host:", f"{closes}host:".encode()))
+        started_s = time.monotonic()
+        while not proxy.asked or state_of(client) == ESTABLISHED:
+            await asyncio.sleep(0.05)
+            assert time.monotonic() - started_s < 5
+        writer.transport.abort()
+
+
+async def test_a_client_that_has_read_everything_is_not_cut_off(monkeypatch):
+    async with serving(monkeypatch, timeout_keep_alive=1) as (_, port, _):
+        reader, writer = await connect(port)
+        writer.write(head())
+        answer = await reader.read(), await reader.read()
+        assert b"200 OK" in answer[0], "then the end, and no reset"
+        writer.close()
