@@ -1,0 +1,54 @@
+"""A governor without a board, and the jobs that it knows."""
+
+from published import Engine
+
+from prefill_node.replica.governing.governor import ForwardProfile, Governor
+from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
+from slo.predict.pass_shape import PassShape
+from slo.predict.prefill_time import PrefillPredictor
+from slo.preemption.types import Limits, PreemptionMode, PreemptionRules
+from slo.queue.order import QueueOrder
+from slo.queue.slack import NO_DEADLINE
+from slo.request import JobId
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD
+
+LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
+WEIGHTS = {PREMIUM: 4.0, STANDARD: 2.0, BACKGROUND: 1.0}
+NOTHING_REACHED = (0, 0)
+BOUNDARIES = 10
+BYTES_PER_TOKEN = 100
+ENGINE = Engine()
+
+
+def job(name, tokens=100, deadline_s=NO_DEADLINE, tier=BACKGROUND, arrived_s=0.0):
+    return ENGINE.knows(Accepted(JobId(name), tier, tokens, deadline_s, arrived_s))
+
+
+def governor(*jobs, mode=PreemptionMode.RESUME, boundaries=BOUNDARIES, order=QueueOrder.SEDF, **limits):
+    ledger = PrefillLedger(LINE)
+    for each in jobs:
+        ledger.arrived(ENGINE.knows(each))
+    rules = PreemptionRules(mode=mode, margin=1.5, limits=Limits(**limits))
+    return Governor(
+        ledger,
+        WEIGHTS,
+        rules,
+        order,
+        ForwardProfile(PassShape.even(boundaries), (BYTES_PER_TOKEN,) * boundaries),
+    )
+
+
+view = ENGINE.view
+LONG = job("long", 1000)
+URGENT = job("urgent", 100, deadline_s=0.5, tier=PREMIUM)
+CURVE = PrefillPredictor(per_token_s=0.001, fixed_s=0.01, per_pair_s=1e-6)
+
+
+def curved(*jobs):
+    curved = governor(*jobs)
+    curved.ledger.predictor = CURVE
+    return curved
+
+
+def names(prefills):
+    return [prefill.job_id for prefill in prefills]
