@@ -1,0 +1,71 @@
+"""What the engines of both tiers have alike: the model, its KV cache, how they sample."""
+
+import pytest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("values", "is_offline"),
+    [
+        ({}, True),
+        ({"lora": {"adapters": {"sql": "org/sql"}, "max_rank": 16}}, False),
+        ({"decode": {"engine_kwargs": {"speculative_config": {"model": "org/draft"}}}}, False),
+        ({"decode": {"engine_kwargs": {"speculative_config": {"method": "ngram"}}}}, True),
+    ],
+    ids=str,
+)
+def test_engines_ask_the_hub_for_what_is_not_here(options, tiny, values, is_offline):
+    for config, _ in options({"model": tiny, **values}).values():
+        environment = config.runtime_env["env_vars"]
+        assert ("HF_HUB_OFFLINE" in environment) is is_offline
+        assert environment["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", ["prefill", "decode"])
+def test_both_tiers_sample_alike(options, tiny, section):
+    sampling = {
+        "logits_processors": ["some.Processor"],
+        "logprobs_mode": "processed_logprobs",
+        "max_logprobs": 100,
+        "generation_config": "vllm",
+        "override_generation_config": {"temperature": 0.5},
+    }
+    found = options({"model": tiny, section: {"engine_kwargs": {**sampling, "max_num_seqs": 7}}})
+    for tier in ("prefill", "decode"):
+        given = found[tier][0].engine_kwargs
+        assert {name: given[name] for name in sampling} == sampling
+        assert (given.get("max_num_seqs") == 7) == (tier == section)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", ["prefill", "decode"])
+def test_both_tiers_have_the_same_model_and_kv_cache(options, tiny, section):
+    """What NIXL's handshake does not compare would make answers of two models."""
+    of_the_model = {
+        "revision": "0123abc",
+        "code_revision": "0123abc",
+        "tokenizer_revision": "0123abc",
+        "hf_overrides": {"rope_theta": 1e6},
+        "quantization": "fp8",
+        "kv_cache_dtype": "fp8",
+        "block_size": 32,
+    }
+    own = {"load_format": "safetensors", "language_model_only": True}
+    found = options({"model": tiny, section: {"engine_kwargs": {**of_the_model, **own}}})
+    for tier in ("prefill", "decode"):
+        given = found[tier][0].engine_kwargs
+        assert {name: given.get(name) for name in of_the_model} == of_the_model
+        assert all((name in given) == (tier == section) for name in own)
+
+
+@pytest.mark.slow
+def test_what_bounds_an_answer_adds_to_what_one_tier_names_of_sampling(options, tiny):
+    given = {"override_generation_config": {"temperature": 0.5}}
+    values = {"model": tiny, "limits": {"max_output_tokens": 9}}
+    found = options({**values, "decode": {"engine_kwargs": given}})
+    for config, _ in found.values():
+        assert config.engine_kwargs["override_generation_config"] == {
+            "temperature": 0.5,
+            "max_new_tokens": 9,
+        }

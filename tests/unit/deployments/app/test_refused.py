@@ -1,0 +1,126 @@
+"""What cannot work is refused before anything starts."""
+
+import pytest
+
+from deployments.config import ConfigError
+from deployments.config.settings import parse
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_model_len": 4096}, "max_model_len: 4096 is more than the model's 2048"),
+        (
+            {"prefill": {"tensor_parallel_size": 3}},
+            "3 does not divide the model's 4 attention heads",
+        ),
+        (
+            {"decode": {"engine_kwargs": {"max_num_seq": 5}}},
+            "decode.engine_kwargs: vLLM has no engine argument 'max_num_seq'; did you mean 'max_num_seqs'?",
+        ),
+        (
+            {"prefill": {"engine_kwargs": {"tool_call_parser": "hermes"}}},
+            "prefill.engine_kwargs: 'tool_call_parser' is about prompts and answers; give it to decode alone",
+        ),
+        (
+            {
+                "prefill": {"engine_kwargs": {"max_logprobs": 20}},
+                "decode": {"engine_kwargs": {"max_logprobs": 100}},
+            },
+            "prefill.engine_kwargs and decode.engine_kwargs differ in 'max_logprobs', 20 and 100; both",
+        ),
+        (
+            {
+                "prefill": {"engine_kwargs": {"hf_overrides": {"rope_theta": 1e6}}},
+                "decode": {"engine_kwargs": {"hf_overrides": {"rope_theta": 1e4}}},
+            },
+            "differ in 'hf_overrides', {'rope_theta': 1000000.0} and {'rope_theta': 10000.0}; decode goes",
+        ),
+        (
+            {
+                "prefill": {"engine_kwargs": {"kv_cache_dtype": "fp8"}},
+                "decode": {"engine_kwargs": {"kv_cache_dtype": "auto"}},
+            },
+            "prefill.engine_kwargs and decode.engine_kwargs differ in 'kv_cache_dtype', fp8 and auto; decode",
+        ),
+        (
+            {"decode": {"engine_kwargs": {"load_format": "dummy"}}},
+            "load_format is 'auto' and 'dummy'; 'dummy' makes weights up",
+        ),
+        ({"dtype": "bf16"}, "dtype: vLLM has no dtype 'bf16'; did you mean 'bfloat16'?"),
+        (
+            {"prefill": {"engine_kwargs": {"gpu_memory_utilization": 90}}},
+            "prefill.engine_kwargs: gpu_memory_utilization: Input should be less than or equal to 1",
+        ),
+        (
+            {"decode": {"engine_kwargs": {"kv_cache_memory_bytes": 1 << 28}}},
+            "decode.engine_kwargs: 'kv_cache_memory_bytes' has no effect on cpu; use kv_cache_gib",
+        ),
+        (
+            {"prefill": {"engine_kwargs": {"gpu_memory_utilization": 0.5}}},
+            "prefill.engine_kwargs: 'gpu_memory_utilization' has no effect on cpu; use kv_cache_gib",
+        ),
+        (
+            {"decode": {"engine_kwargs": {"enable_auto_tool_choice": True}}},
+            "decode.engine_kwargs: enable_auto_tool_choice needs a tool_call_parser",
+        ),
+        ({"lora": {"adapters": {"a": "/no/such/adapter"}}}, "lora.adapters.a: /no/such/adapter has no"),
+        ({"model_name": "tiny#8b"}, "'tiny#8b' is the name of a model or adapter and has '#'"),
+        (
+            {"accelerator": "cuda", "accelerator_type": "h100"},
+            "accelerator_type: Ray knows no 'h100'; did you mean 'H100'?",
+        ),
+        (
+            {"accelerator": "cuda", "decode": {"accelerator_type": "Gaudi9"}},
+            "decode.accelerator_type: Ray knows no 'Gaudi9'; ",
+        ),
+        ({"node_labels": {"a b": "c"}}, "node_labels: Invalid label key name `a b`"),
+        ({"prefill": {"node_labels": {"pool": "a b"}}}, "prefill.node_labels: Invalid label selector value"),
+        (
+            {"prefill": {"engine_kwargs": {"enable_chunked_prefill": False, "max_num_batched_tokens": 1024}}},
+            "prefill.engine_kwargs: max_num_batched_tokens (1024) is less than the 2048 tokens",
+        ),
+        ({"model_name": "tiny:8b"}, "'tiny:8b' is the name of a model or adapter and has ':'"),
+        ({"model_name": "tiny--8b"}, "has '--', with which it would not be found; give it another"),
+        ({"profile": "/nowhere/profile.json"}, "profile: /nowhere/profile.json cannot be read"),
+        ({"api_keys": [{"tenant": "a", "key_env": "NOT_SET"}]}, "from $NOT_SET, which is not set"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(build, tiny, values, message):
+    with pytest.raises(ConfigError) as caught:
+        build(parse({"model": tiny, **values}))
+    assert message in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("of_model", "values", "message"),
+    [
+        ({"max_model_len": 4096}, {}, "models.b: max_model_len: 4096 is more than the model's 2048"),
+        (
+            {"lora": {"adapters": {"a": "x/y"}}},
+            {"model_name": "a"},
+            "'a' is the name of two models or adapters",
+        ),
+        ({}, {"model_name": "b"}, "'b' is the name of two models or adapters"),
+        ({"model": "/no/such"}, {}, "models.b: There is no directory /no/such"),
+    ],
+)
+def test_what_cannot_work_of_a_further_model_is_refused_with_its_name(build, tiny, of_model, values, message):
+    with pytest.raises(ConfigError) as caught:
+        build(parse({"model": tiny, "models": {"b": {"model": tiny, **of_model}}, **values}))
+    assert message in str(caught.value)
+
+
+@pytest.mark.slow
+def test_names_that_would_be_one_deployments_are_refused(build, tiny):
+    values = {"model": tiny, "model_name": "a.b", "models": {"a_b": {"model": tiny}}}
+    with pytest.raises(ConfigError, match=r"'a\.b' and 'a_b' differ only in characters that are replaced"):
+        build(parse(values))
+
+
+@pytest.mark.slow
+def test_a_missing_model_directory_is_refused(build):
+    with pytest.raises(RuntimeError, match="/no/such/model"):
+        build(parse({"model": "/no/such/model"}))
