@@ -36,12 +36,13 @@ def test_a_stopped_pass_is_exact_eager_and_compiled():
 @pytest.mark.parametrize(
     "tests",
     [
-        pytest.param("exactness", marks=pytest.mark.nightly),
-        *(pytest.param(tests, marks=pytest.mark.long) for tests in ("suspended_steps", "adapters", "seeds")),
+        pytest.param("test_exactness.py", marks=pytest.mark.nightly, id="exactness"),
+        pytest.param("suspended_steps", marks=pytest.mark.long, id="suspended_steps"),
+        *(pytest.param(f"test_{of}.py", marks=pytest.mark.long, id=of) for of in ("adapters", "seeds")),
     ],
 )
 def test_all_of_it(tests):
-    run(f"engine/test_{tests}.py")
+    run(f"engine/{tests}")
 
 
 @pytest.mark.nightly
