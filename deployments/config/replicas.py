@@ -225,7 +225,8 @@ class KVTransferConfig(Section):
     """How KV blocks move from prefill to decode."""
 
     link: KVLinkConfig | None = Field(
-        None, description="Adds the transfer of each prompt's KV to handoff_ms; none leaves it one number."
+        None,
+        description="What KV moves over, by which decode replicas are compared; none takes the profile's.",
     )
 
     buffer_device: Literal["auto", "cpu", "cuda"] = Field(
