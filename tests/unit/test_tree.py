@@ -28,3 +28,11 @@ def test_no_public_class_name_occurs_twice():
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     homes.setdefault(node.name, []).append(str(path))
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
+def test_every_decision_is_in_the_index():
+    pages = sorted((ROOT / "docs/adr").glob("0*.md"))
+    index = (ROOT / "docs/adr/README.md").read_text()
+    titles = {page.name: page.read_text().splitlines()[0].partition(". ")[2] for page in pages}
+    assert [name for name, title in titles.items() if f"({name}) | {title} |" not in index] == []
+    assert [page.name for page in pages if "\nStatus: " not in page.read_text()] == []
