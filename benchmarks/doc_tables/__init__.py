@@ -14,11 +14,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from benchmarks.doc_tables import autoscaling, comparison, decode, engines, preemption, presets, simulated
+from benchmarks.doc_tables import (
+    autoscaling,
+    comparison,
+    decode,
+    engines,
+    origins,
+    preemption,
+    presets,
+    simulated,
+)
 from benchmarks.gpu import tables as gpu
 
 _ROOT: Final = Path(__file__).parents[2]
-PAGES: Final = (_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md")))
+PAGES: Final = (_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md")))
 _PLACE: Final = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end of table -->)", re.DOTALL)
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     **simulated.TABLES,
@@ -29,6 +38,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     **preemption.TABLES,
     **decode.TABLES,
     **gpu.TABLES,
+    **origins.TABLES,
 }
 
 

@@ -10,4 +10,4 @@ if __name__ == "__main__":
         text = page.read_text()
         if (again := remade(text)) != text:
             page.write_text(again)
-            print(page.name)
+            print(page)

@@ -6,11 +6,11 @@ import shutil
 import pytest
 
 from benchmarks import report
-from benchmarks.doc_tables import PAGES, TABLES, autoscaling, remade
+from benchmarks.doc_tables import PAGES, TABLES, autoscaling, origins, remade
 from benchmarks.report import RESULTS
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_tables_are_those_of_the_results(page):
     text = page.read_text()
     assert remade(text) == text, "python -m benchmarks.doc_tables"
@@ -19,6 +19,38 @@ def test_tables_are_those_of_the_results(page):
 def test_every_table_stands_somewhere():
     text = "".join(page.read_text() for page in PAGES)
     assert [name for name in TABLES if f"<!-- table: {name} -->" not in text] == []
+
+
+def test_pages_in_folders_have_tables_too():
+    assert "simulated.md" in {page.name for page in PAGES if page.parent.name == "benchmarks"}
+
+
+def test_the_commits_of_a_result_are_told_with_what_is_known_of_them():
+    (lost, *_) = origins.NOT_IN_HISTORY
+    found = {
+        "about": {"commit": "aaaaaa1", "dirty": False},
+        "results": {
+            "rows": [{"commit": "aaaaaa1", "more_commits": ["aaaaaa2", "aaaaaa2"]}, {"commit": lost}],
+            "settings": {
+                "commits": {"one": "aaaaaa3", "other": "a working tree between aaaaaa1 and aaaaaa4"}
+            },
+            "further": {"commit": "aaaaaa2", "dirty": False},
+            "compared": {"commit": "aaaaaa5", "dirty": True},
+        },
+    }
+    assert origins.commits(found) == {
+        "aaaaaa1": "",
+        "aaaaaa2": "",
+        lost: "†?",
+        "aaaaaa1 to aaaaaa4": "*",
+        "aaaaaa3": "?",
+        "aaaaaa5": "*",
+    }
+
+
+def test_every_commit_that_is_in_no_history_is_one_of_a_result():
+    named = set().union(*(origins.commits(json.loads(path.read_text())) for path in RESULTS.rglob("*.json")))
+    assert named >= origins.NOT_IN_HISTORY
 
 
 def test_another_result_is_another_table(monkeypatch, tmp_path):
