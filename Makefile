@@ -81,7 +81,7 @@ bench-routing: $(READY) ## Simulate the placement policies on eight replicas (AR
 	PYTHONPATH=. $(BIN)/python -m benchmarks.cores.placement.routing $(ARGS)
 
 .PHONY: bench-sim
-bench-sim: $(READY) ## Simulate every preset, and the traces in ARGS="--trace FILE": the tables of docs/benchmarks.md
+bench-sim: $(READY) ## Simulate every preset, and the traces in ARGS="--trace FILE": the tables of docs/benchmarks/simulated.md
 	PYTHONPATH=. $(BIN)/python -m benchmarks.cores.simulation $(ARGS)
 	$(MAKE) bench-optimum ARGS=
 	$(BIN)/python -m benchmarks.cores.simulator_speed

@@ -1,4 +1,4 @@
-"""The tables of docs/benchmarks.md that come from virtual time: presets, traces, the trade-off curve.
+"""The tables of docs/benchmarks/ that come from virtual time: presets, traces, the trade-off curve.
 
 Traces are not part of the project; give their paths to have them simulated too. What is found of a preset is
 written at once, with the commit that it was found at. `--only` keeps what the file has of the others.

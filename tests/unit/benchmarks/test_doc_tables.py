@@ -31,9 +31,7 @@ def test_the_commits_of_a_result_are_told_with_what_is_known_of_them():
         "about": {"commit": "aaaaaa1", "dirty": False},
         "results": {
             "rows": [{"commit": "aaaaaa1", "more_commits": ["aaaaaa2", "aaaaaa2"]}, {"commit": lost}],
-            "settings": {
-                "commits": {"one": "aaaaaa3", "other": "a working tree between aaaaaa1 and aaaaaa4"}
-            },
+            "settings": {"commits": {"one": "aaaaaa3", "two": "a working tree between aaaaaa1 and aaaaaa4"}},
             "further": {"commit": "aaaaaa2", "dirty": False},
             "compared": {"commit": "aaaaaa5", "dirty": True},
         },
