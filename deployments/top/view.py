@@ -177,7 +177,7 @@ def _decode(replicas: Sequence[DecodeRow]) -> Table:
 
 def _monitor(state: Mapping[str, Any] | None, styles: _Styles) -> RenderableType:
     """Always of the same height, so that the picture stays in its place."""
-    table = _table("SLO", "target", "attained", "burn", "burn of late", "shed", "TTFT p50, p95, p99")
+    table = _table("SLO", "target", "attained", "burn, long", "burn, short", "shed", "TTFT p50, p95, p99")
     for tier in styles:
         if state is None or (each := state["tiers"].get(tier)) is None:
             table.add_row(_tier(tier, styles), *"-----", Text("-", style="dim"))

@@ -254,6 +254,7 @@ def monitored(state):
 
 def test_the_monitor_shows_attainment_burn_rates_shed_levels_policy_and_prediction_error():
     drawn = draw(monitored(monitor()))
+    assert "burn, long  burn, short" in line_with("attained", drawn)
     assert line_with("92.5%", drawn).split()[:6] == ["premium", "99.0%", "92.5%", "2.0", "4.0", "0%"]
     assert "0.10 s, 0.20 s, 12 s" in line_with("92.5%", drawn)
     assert line_with("background", drawn).split()[1:6] == ["99.0%", "-", "2.0", "4.0", "50%"]
