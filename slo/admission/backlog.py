@@ -48,7 +48,8 @@ class Backlog:
         return job_id in self._tier_of
 
     def add(self, job_id: JobId, request: Waiting) -> None:
-        """A request waits from now on."""
+        """A request waits from now on; what was known of it before, from its replica, holds no longer."""
+        self.remove(job_id)
         tier, tenant = request.tier, request.tenant
         self._waiting[tier][job_id], self._tier_of[job_id] = request, tier
         self._work_s[tier][tenant] = self._work_s[tier].get(tenant, 0.0) + request.work_s
