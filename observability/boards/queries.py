@@ -83,10 +83,14 @@ def both_signs(metric: Metric, *by: str, names: Mapping[str, str]) -> list[Query
 
 
 def fraction_below_zero(metric: Metric, *by: str) -> Query:
-    """How much of a signed quantity is negative, by labels."""
+    """How much of a signed quantity is negative, by labels.
+
+    Ray exports the series of a sign only once there was one of it.
+    """
     some = filters(metric)
     negative = rate(metric, RATE, *by, part="count", **some, sign="negative")
-    return Query(f"{negative}\n/ {rate(metric, RATE, *by, part='count', **some)}", legend_of(by))
+    every = rate(metric, RATE, *by, part="count", **some)
+    return Query(f"({negative} or 0 * {every})\n/ {every}", legend_of(by))
 
 
 def heat(metric: Metric) -> Query:

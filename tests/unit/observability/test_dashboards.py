@@ -18,7 +18,14 @@ from observability.boards.queries import filters
 from observability.grafana import as_json
 from observability.promql import exported
 from router.serve import model_router
-from telemetry.catalogue import ALL, MONITOR, SLO_JUDGED, SLO_TARGET, MetricKind
+from telemetry.catalogue import (
+    ALL,
+    MONITOR,
+    SLACK_AT_FIRST_TOKEN,
+    SLO_JUDGED,
+    SLO_TARGET,
+    MetricKind,
+)
 
 ROOT = Path(__file__).parents[3]
 BY_NAME = {board.name: board for board in BOARDS}
@@ -92,6 +99,29 @@ def test_prometheus_parses_every_expression(board, tmp_path):
         ["promtool", "check", "rules", path], capture_output=True, text=True, check=False
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@needs_promtool
+@pytest.mark.parametrize(("negative", "fraction"), [(None, 0), ("0+5x80", 0.25)])
+def test_the_fraction_of_late_first_tokens_is_zero_before_the_first(negative, fraction, tmp_path):
+    """Ray exports the series of a sign only once there was one of it."""
+    name = f"{exported(SLACK_AT_FIRST_TOKEN)}_count"
+    signs = {"positive": "0+15x80", "negative": negative}
+    series = [
+        {"series": f'{name}{{model="m",served="m",tier="premium",sign="{sign}"}}', "values": values}
+        for sign, values in signs.items()
+        if values is not None
+    ]
+    shown = {panel.title: panel.queries for row in BY_NAME["request_path"].rows for panel in row.panels}
+    (query,) = shown["First tokens that were late"]
+    sample = {"labels": '{tier="premium"}', "value": fraction}
+    asked = {"expr": filled(query.expr), "eval_time": "15m", "exp_samples": [sample]}
+    path = tmp_path / "test.yaml"
+    test = {"interval": "15s", "input_series": series, "promql_expr_test": [asked]}
+    path.write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [test]}))
+    command = ["promtool", "test", "rules", path]
+    tested = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
 def test_means_are_nowhere_as_rays_sums_are_approximate(board):
