@@ -74,7 +74,6 @@ class RouterCore:
         self.view = FleetView(weights, limits, started_s)
         self._policies = policies
         self._placement = placement
-        self._started_s = started_s
         self._has_had_prefill = False
         self._link = link
         self._gate = gate or Gate()
@@ -96,8 +95,6 @@ class RouterCore:
 
     def prefill_reported(self, event: PrefillReported, now_s: float) -> tuple[float, ...]:
         """See `FleetView.prefill_reported`."""
-        self._attempts.lost(self.view.forget_silent(now_s), now_s)
-        self._gate.served(self._attempts.given_up(now_s))
         self._has_had_prefill = True
         self._promises.prefill_reported(event, now_s)
         named = {job.job_id for job in event.jobs}
@@ -107,6 +104,8 @@ class RouterCore:
         self._gate.served(self._attempts.ended(over, event.replica_id, now_s))
         new = [job for job in event.jobs if job.job_id not in known]
         self._gate.waits(new, event.predictor, self.view.prefill.values(), now_s)
+        self._attempts.lost(self.view.forget_silent(now_s), now_s)
+        self._gate.served(self._attempts.given_up(now_s))
         return errors
 
     def replica_gone(self, event: ReplicaGone, now_s: float) -> None:
@@ -257,7 +256,7 @@ class RouterCore:
         return self._limits.local_prefill and self._is_settled(now_s)
 
     def _is_settled(self, now_s: float) -> bool:
-        return now_s - self._started_s >= self._limits.settle_s
+        return now_s - self.view.listens_since_s >= self._limits.settle_s
 
     def _gate_refusal(self, inquiry: Inquiry) -> Rejected | None:
         """Why a request is not admitted; None when it is, or was before."""

@@ -1,10 +1,11 @@
 """What the router knows of the fleet, from reports and from what it has placed itself.
 
 Owns the views of both tiers and of the prefix caches, and which replicas can be given work. A replica that
-was killed says no goodbye: it is noticed by its silence, and earlier by whoever calls it. Several routers may
-work on one fleet: each counts its own placements at once, and learns of the others' from the replicas'
-reports, which name all jobs whoever placed them. A router that starts anew knows the fleet after one report
-of each replica. All times are seconds on the router's monotonic clock.
+was killed says no goodbye: it is noticed by its silence, and earlier by whoever calls it. When all were
+silent and one of them reports again, it was rather the router that did not hear. Several routers may work on
+one fleet: each counts its own placements at once, and learns of the others' from the replicas' reports, which
+name all jobs whoever placed them. A router that starts anew knows the fleet after one report of each replica.
+All times are seconds on the router's monotonic clock.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class RouterLimits:
 
     Attributes:
         stale_after_s: A replica that has not reported for this long is not used.
-        settle_s: For so long after its start the router may not have heard of every replica.
+        settle_s: For so long after its start, or after it heard nobody, the router may not have heard of
+            every replica.
         in_transit_s: How long a placement may be missing from its replica's reports before it is dropped.
         silent_after_s: One that has not reported for this long is used only if all others have not, either.
         stretch: A budget that the client did not ask for itself is not held against it below this
@@ -87,6 +89,10 @@ class FleetView:
     Args:
         weights: Weight of a request on time, by tier.
         limits: How it treats what it is told.
+        started_s: When the router was started.
+
+    Attributes:
+        listens_since_s: When it was started, or first heard a replica again after it had heard nobody.
     """
 
     def __init__(self, weights: dict[Tier, float], limits: RouterLimits, started_s: float) -> None:
@@ -102,7 +108,9 @@ class FleetView:
         self._prompt_lengths: dict[str, PromptLengthEstimator] = {}
         self._weights = weights
         self._limits = limits
-        self._swept_at_s = started_s
+        self.listens_since_s = self._swept_at_s = started_s
+        self._heard_s = math.inf
+        """When it last heard a replica, infinite before the first."""
 
     def prefill_reported(self, event: PrefillReported, now_s: float) -> tuple[float, ...]:
         """Take a replica's word for its work, keeping placements that it cannot have seen yet.
@@ -111,6 +119,7 @@ class FleetView:
             The relative errors of the prompt lengths that became known, (estimate - actual) / actual.
         """
         replica = self.prefill.get(event.replica_id)
+        self._hear(now_s, is_known=replica is not None)
         if replica is None:
             replica = PrefillView(event.replica_id, event.predictor, now_s, self._weights)
             self.prefill[event.replica_id] = replica
@@ -140,7 +149,9 @@ class FleetView:
 
     def decode_reported(self, event: DecodeReported, now_s: float) -> None:
         """Remember how full and how fast a decode replica is."""
-        if event.replica_id not in self.decode:
+        is_known = event.replica_id in self.decode
+        self._hear(now_s, is_known=is_known)
+        if not is_known:
             self.decode[event.replica_id] = DecodeView(event.replica_id)
         self.decode[event.replica_id].reported(event, now_s, self.ranks)
         if event.kv_tokens:
@@ -258,6 +269,12 @@ class FleetView:
         self.prompt_length.observe(size_bytes, tokens)
         estimator = self._prompt_lengths.setdefault(tenant, PromptLengthEstimator())
         return estimator.observe(size_bytes, tokens)
+
+    def _hear(self, now_s: float, *, is_known: bool) -> None:
+        """A replica reports; one that is known, after all have been silent, shows that they live."""
+        if is_known and now_s - self._heard_s >= self._limits.stale_after_s:
+            self.listens_since_s = self._swept_at_s = now_s
+        self._heard_s = now_s
 
     def _turned_up(self, job_id: JobId, where: PrefillView) -> None:
         """A job that was not placed where it is, is not on its way to any other replica."""
