@@ -194,9 +194,12 @@ class RouterCore:
         # A first token that prefill samples does not wait for decode's memory.
         wait_s = max(0.0, now_s + memory_s - choice.end_s) if request.decode_samples_first else 0.0
         late_s = max(0.0, min(choice.end_s + wait_s, local_end_s) - terms.latest_s)
-        if late_s > 0 and not self._probes.lets_in(inquiry, choice, memory_s, wait_s):
+        if late_s > 0:
             lacked_decode = choice.end_s <= terms.latest_s
-            return self._too_late(inquiry, terms, late_s, lacked_decode=lacked_decode)
+            let_in = self._probes.lets_in(inquiry, choice, memory_s, wait_s)
+            if let_in is None:
+                return self._too_late(inquiry, terms, late_s, lacked_decode=lacked_decode)
+            choice = let_in
         return self._bind(inquiry, terms, choice, wait_s)
 
     def _too_late(self, inquiry: Inquiry, terms: Terms, late_s: float, *, lacked_decode: bool) -> Rejected:

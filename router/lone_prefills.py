@@ -1,8 +1,8 @@
-"""Prefills that found their replica idle, and whether anything held them up there before they ended.
+"""Prefills that nothing is in the way of on their replica, and whether anything held them up there after all.
 
-Owns which of them is on each replica and who came after it. A replica may stop it for another, or run others
-in the same pass: that shows by what the replica reports to run, and by who has ended before it or with it.
-Pure, like `router.core`.
+Owns which of them is on each replica and who came after it. It found the replica idle, or what runs there is
+to be stopped for it. A replica may stop it for another, run others in the same pass, or not stop for it: that
+shows by what the replica reports to run, and by who has ended before it or with it. Pure, like `router.core`.
 """
 
 from __future__ import annotations
@@ -10,44 +10,65 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from slo.reports import OutstandingJob, PrefillReported
+from slo.reports import PrefillReported
 from slo.request import JobId, ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedStop:
+    """What is to be stopped for a prefill.
+
+    Attributes:
+        job_id: Whose pass it is.
+        start_by_s: When the prefill has started if that was stopped for it at once.
+    """
+
+    job_id: JobId
+    start_by_s: float
 
 
 @dataclass(slots=True)
 class _Lone:
-    """A prefill that found its replica idle.
+    """A prefill that nothing is in the way of.
 
     Attributes:
         end_s: When it was predicted to end.
+        stop: What is to be stopped for it; None when its replica is idle.
         later: Who came to the replica after it, and when.
         is_named: Whether a report has named it, so that whoever ends from then on was there beside it.
     """
 
     job_id: JobId
     end_s: float
+    stop: ExpectedStop | None = None
     later: dict[JobId, float] = field(default_factory=dict)
     is_named: bool = False
 
-    def is_held_up(self, event: PrefillReported) -> bool:
+    def is_held_up(self, event: PrefillReported, now_s: float) -> bool:
         """Whether a report shows that others ran before it or with it."""
         ended = [one for one in event.ended if self.is_named or one == self.job_id or one in self.later]
         if self.job_id not in ended:
-            return bool(ended) or self._is_passed(event.jobs, event.running)
+            return bool(ended) or self._is_passed(event, now_s)
         place = ended.index(self.job_id)
         # Who came before it was to end, and ended in the same report, may have shared its pass.
         return place > 0 or any(self.later.get(one, -math.inf) < self.end_s for one in ended[1:])
 
-    def _is_passed(self, jobs: tuple[OutstandingJob, ...], running: JobId | None) -> bool:
-        """Whether another runs while it has work to do, or shares its pass."""
-        left = {job.job_id: job.tokens for job in jobs}
+    def _is_passed(self, event: PrefillReported, now_s: float) -> bool:
+        """Whether another runs while it has work to do, other than what stops for it, or shares its pass."""
+        left, running = {job.job_id: job.tokens for job in event.jobs}, event.running
         if running == self.job_id:
-            return 0 in left.values()
-        return running is not None and left.get(self.job_id, 0) > 0
+            return 0 in left.values() or self._is_late(now_s - event.running_for_s)
+        if running is None or left.get(self.job_id, 0) == 0:
+            return False
+        return self.stop is None or running != self.stop.job_id or self._is_late(now_s)
+
+    def _is_late(self, at_s: float) -> bool:
+        """Whether it starts later than it would if what runs was stopped for it at once."""
+        return self.stop is not None and at_s > self.stop.start_by_s
 
 
 class LonePrefills:
-    """The latest prefill of each replica that found it idle, until its end is known."""
+    """The latest prefill of each replica that nothing was in the way of, until its end is known."""
 
     def __init__(self) -> None:
         self._on: dict[ReplicaId, _Lone] = {}
@@ -56,9 +77,22 @@ class LonePrefills:
         """How many there are."""
         return len(self._on)
 
-    def found_idle(self, job_id: JobId, where: ReplicaId, end_s: float) -> None:
-        """A prefill was placed on a replica that has nothing to do, and is predicted to end then."""
-        self._on[where] = _Lone(job_id, end_s)
+    def goes_first(
+        self, job_id: JobId, where: ReplicaId, end_s: float, stop: ExpectedStop | None = None
+    ) -> JobId | None:
+        """A prefill was placed where nothing is in its way, and is predicted to end then.
+
+        Returns:
+            The one of which that was expected before, if that is stopped or overtaken for it.
+        """
+        before = self._on.get(where)
+        self._on[where] = _Lone(job_id, end_s, stop)
+        return None if before is None or stop is None else before.job_id
+
+    def has_stop(self, where: ReplicaId) -> bool:
+        """Whether something is to be stopped on a replica for a prefill of which the end is not known yet."""
+        lone = self._on.get(where)
+        return lone is not None and lone.stop is not None
 
     def followed(self, job_id: JobId, where: ReplicaId, now_s: float) -> None:
         """Another prefill was placed on a replica."""
@@ -69,7 +103,7 @@ class LonePrefills:
         """A replica has reported its work; returns the prefill that was held up there, if it shows that."""
         if (lone := self._on.get(event.replica_id)) is None:
             return None
-        if lone.is_held_up(event):
+        if lone.is_held_up(event, now_s):
             del self._on[event.replica_id]
             return lone.job_id
         if lone.job_id in event.ended:

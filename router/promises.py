@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from router.fleet.decode_replica import DecodeView, Newcomer
 from router.fleet.prefill_replica import PrefillView
-from router.lone_prefills import LonePrefills
+from router.lone_prefills import ExpectedStop, LonePrefills
 from router.messages import JobEnded, PlacementRequested
 from router.placement.policies import Choice
 from slo.decode.output_length import FIRST_GUESS, OutputLengths
@@ -117,13 +117,18 @@ class Promises:
         """
         job_id, where = request.job_id, choice.replica.replica_id
         if tells_the_way(request, choice, wait_s):
-            self._path_of(request).placed(job_id, choice.end_s - (now_s - request.elapsed_s))
-            self._lone.found_idle(job_id, where, choice.end_s)
+            self._path_of(request).placed(job_id, choice.end_s - (now_s - request.elapsed_s), now_s)
+            start_by_s = choice.start_s + choice.replica.predictor.handoff_s
+            stop = None if choice.stops is None else ExpectedStop(choice.stops, start_by_s)
+            if (held_up := self._lone.goes_first(job_id, where, choice.end_s, stop)) is not None:
+                self.forget(held_up)
         else:
             self._lone.followed(job_id, where, now_s)
 
     def prefill_reported(self, event: PrefillReported, now_s: float) -> None:
-        """A prefill that was held up after it found an idle replica says nothing of the way."""
+        """A prefill that was held up where nothing seemed to be in its way says nothing of the way."""
+        for path in (self._path, self._path_by_decode):
+            path.forget_old(now_s)
         if (held_up := self._lone.reported(event, now_s)) is not None:
             self.forget(held_up)
 
@@ -188,6 +193,10 @@ class Promises:
         alone, _ = self._alone(inquiry)
         return inquiry.request.objective.out_of_reach(alone)
 
+    def awaits_stop(self, where: ReplicaId) -> bool:
+        """Whether a replica was to stop something for a request that may teach the way, and still has it."""
+        return self._lone.has_stop(where)
+
     def path_s(self, request: PlacementRequested, handoff_s: float) -> float:
         """Predicted seconds from arrival to the first token, but for queue and prefill.
 
@@ -250,6 +259,9 @@ class Promises:
 def tells_the_way(request: PlacementRequested, choice: Choice, wait_s: float) -> bool:
     """Whether nothing holds a request up, so that its first token will say how long the way takes.
 
+    Its replica is idle, or stops for it what runs there.
+
     `wait_s` are the seconds that it waits for decode's memory.
     """
-    return not choice.replica.jobs and wait_s == 0 and not request.is_admitted
+    is_first = choice.stops is not None or not choice.replica.jobs
+    return is_first and wait_s == 0 and not request.is_admitted

@@ -51,6 +51,8 @@ class Choice:
         start_s: When the prefill would start.
         end_s: When it would end.
         is_on_time: Whether that is in time.
+        stops: Whose pass, which runs there, is stopped for it, so that it goes first and tells how long its
+            way takes; None where that was not looked at.
     """
 
     replica: PrefillView
@@ -58,6 +60,7 @@ class Choice:
     end_s: float
     is_on_time: bool
     reason: PlacementReason
+    stops: JobId | None = None
 
 
 class PlacementPolicy(Protocol):

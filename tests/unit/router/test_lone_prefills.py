@@ -1,9 +1,11 @@
 """Which prefills had their replica for themselves, by what the replica reports."""
 
+from dataclasses import replace
+
 import pytest
 from small_router import report, runs
 
-from router.lone_prefills import LonePrefills
+from router.lone_prefills import ExpectedStop, LonePrefills
 from slo.request import JobId, ReplicaId
 
 WHERE = ReplicaId("prefill-0")
@@ -13,7 +15,7 @@ FIRST, SECOND = JobId("job-first"), JobId("job-second")
 def told(*reports, second_at_s=None):
     """What reports, one a second, show of the first of two; the second follows then, None for never."""
     lone = LonePrefills()
-    lone.found_idle(FIRST, WHERE, 2.0)
+    lone.goes_first(FIRST, WHERE, 2.0)
     if second_at_s is not None:
         lone.followed(SECOND, WHERE, second_at_s)
     shown = [lone.reported(each, float(at_s)) for at_s, each in enumerate(reports, start=1)]
@@ -80,9 +82,36 @@ def test_who_was_not(reports, second_at_s):
     assert told(*reports, second_at_s=second_at_s) == (False, 0)
 
 
+WAITS = report(WHERE, first(), second(), running=SECOND)
+
+
+@pytest.mark.parametrize(
+    ("reports", "is_held_up"),
+    [
+        ([WAITS, RUNS, ended(FIRST, still=[second()])], False),
+        ([report(WHERE, second(), running=SECOND), RUNS, ended(FIRST, still=[second()])], False),
+        ([WAITS, WAITS, WAITS], True),
+        ([WAITS, report(WHERE, first(), runs("third", 9), second(), running=JobId("job-third"))], True),
+        ([WAITS, ended(SECOND, still=[first()])], True),
+        ([WAITS, ended(SECOND, FIRST)], True),
+        ([report(WHERE, second(), running=SECOND)] * 2 + [RUNS], True),
+        ([report(WHERE, second(), running=SECOND)] * 2 + [replace(RUNS, running_for_s=0.5)], False),
+    ],
+    ids=["stopped", "later there", "not stopped", "other", "ended", "both", "stopped late", "in time"],
+)
+def test_who_was_held_up_although_another_was_to_be_stopped_for_it(reports, is_held_up):
+    lone = LonePrefills()
+    assert lone.goes_first(SECOND, WHERE, 9.0) is None
+    assert lone.goes_first(FIRST, WHERE, 4.0, ExpectedStop(SECOND, start_by_s=2.5)) == SECOND, (
+        "the other is held up"
+    )
+    shown = [lone.reported(each, float(at_s)) for at_s, each in enumerate(reports, start=1)]
+    assert (FIRST in shown) is is_held_up
+
+
 def test_nothing_is_kept_of_a_request_that_is_over():
     lone = LonePrefills()
-    lone.found_idle(FIRST, WHERE, 2.0)
+    lone.goes_first(FIRST, WHERE, 2.0)
     lone.over(SECOND)
     assert len(lone) == 1
     lone.over(FIRST)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from small_router import LINE, POLICIES, core, report, request
+from small_router import LINE, POLICIES, core, report, request, runs
 
 from router.fleet.decode_replica import DecodeView, Newcomer
 from router.fleet.prefill_replica import PrefillView
@@ -14,8 +14,11 @@ from router.probes import PROBE_EVERY_S, Probes
 from router.promises import Inquiry, Promises
 from slo.admission.tenants import ANONYMOUS
 from slo.errors import Rejected
+from slo.reports import OutstandingJob
 from slo.request import JobId, ReplicaId
-from slo.tiers import STANDARD
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD
+
+WORK = runs("work", 20_000, BACKGROUND)
 
 
 def after_slow_first_tokens(slow):
@@ -41,6 +44,77 @@ def test_a_slow_way_does_not_have_requests_refused_for_good(slow):
             router.prefill_reported(report("prefill-0", ended=(asked.job_id,)), number + 0.1)
             router.job_ended(JobEnded(asked.job_id, ttft_s=0.2), number + 0.2)
     assert max(refused, default=0) < (10 if slow == 1 else 100)
+
+
+def busy(*jobs, running=WORK, **rest):
+    """What the only replica reports, which has work without a deadline that can be stopped."""
+    return report("prefill-0", *jobs, WORK, running=running.job_id, preemptible_in_s=0.02, **rest)
+
+
+@pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped", "not stopped"])
+@pytest.mark.parametrize("slow", [1, 32])
+def test_a_slow_way_does_not_have_requests_refused_for_good_where_no_replica_is_ever_idle(slow, is_stopped):
+    """What takes long as its replica stops nothing for it is no way."""
+    router = after_slow_first_tokens(slow)
+    placed = []
+    for number in range(100, 400):
+        router.prefill_reported(busy(), float(number))
+        asked = request(number, 100, ttft_s=0.5, explicit=True)
+        if isinstance(router.place(asked, float(number)), Rejected):
+            continue
+        placed.append(number)
+        asks = runs(number, 100, STANDARD)
+        router.prefill_reported(busy(asks), number + 0.01)
+        if is_stopped:
+            router.prefill_reported(busy(asks, running=asks), number + 0.03)
+            router.prefill_reported(busy(ended=(asked.job_id,)), number + 0.13)
+        else:
+            router.prefill_reported(busy(asks), number + 0.5)
+            router.prefill_reported(report("prefill-0", ended=(WORK.job_id, asked.job_id)), number + 0.9)
+        router.job_ended(JobEnded(asked.job_id, ttft_s=0.2 if is_stopped else 0.95), number + 0.95)
+    if slow == 1:
+        assert placed == [*range(100, 400)], "one slow first token is not believed"
+    elif is_stopped:
+        assert placed[:3] == [100, 105, 110]
+        assert placed[-200:] == [*range(200, 400)], "learned from those that were let in"
+    else:
+        assert placed == [*range(100, 400, 5)], "nothing is learned, and one in five seconds let in"
+
+
+def test_nobody_is_let_in_who_would_not_go_first_where_a_replica_is_busy():
+    router = after_slow_first_tokens(4)
+    before = OutstandingJob(JobId("due"), STANDARD, 200, 0.35)
+    instead = OutstandingJob(JobId("due"), PREMIUM, 320, 0.35)
+    asked = request(1, 100, ttft_s=0.5, explicit=True)
+    for what in (
+        replace(busy(), preemptible_in_s=None),
+        replace(busy(), preemptible_in_s=0.35),
+        busy(before),
+        busy(instead),
+    ):
+        router.prefill_reported(what, 100.0)
+        assert isinstance(router.place(asked, 100.0), Rejected)
+    router.prefill_reported(busy(), 100.0)
+    placed = router.place(asked, 100.0)
+    assert placed.predicted_ttft_s == pytest.approx(0.02 + 0.1 + 2.9), "as the way was"
+
+
+def test_a_busy_replica_stops_its_work_for_one_request_at_a_time():
+    router = after_slow_first_tokens(4)
+
+    def places(now_s):
+        tenants = [f"tenant-{number}-at-{now_s}" for number in range(4)]
+        asked = [request(tenant, 100, ttft_s=0.5, explicit=True, tenant=tenant) for tenant in tenants]
+        return [isinstance(router.place(each, now_s), Placed) for each in asked], asked[0].job_id
+
+    router.prefill_reported(busy(), 100.0)
+    placed, first = places(100.0)
+    assert placed == [True, False, False, False]
+    tried = OutstandingJob(first, STANDARD, 100, 0.4)
+    router.prefill_reported(busy(tried, running=tried), 100.04)
+    assert places(100.05)[0] == [False] * 4
+    router.prefill_reported(busy(ended=(first,)), 100.15)
+    assert places(100.16)[0] == [True, False, False, False]
 
 
 def test_one_request_at_a_time_tries_a_way_that_is_too_slow():
@@ -93,7 +167,8 @@ def test_tenants_that_may_have_another_let_in_are_not_remembered():
         asked = request(tenant, 100, explicit=True, tenant=tenant)
         newcomer = Newcomer(asked.job_id, STANDARD, 100)
         choice = Choice(replica, now_s, now_s + 0.1, is_on_time=False, reason=PlacementReason.ONLY_REPLICA)
-        return probes.lets_in(Inquiry(asked, newcomer, {}, [replica], decode, now_s), choice, 0.0, 0.0)
+        inquiry = Inquiry(asked, newcomer, {}, [replica], decode, now_s)
+        return probes.lets_in(inquiry, choice, 0.0, 0.0) is not None
 
     for number in range(1000):
         assert is_let_in(f"tenant-{number}", number / 8)
