@@ -125,8 +125,10 @@ class QueueView:
         return self._waiting(request).prefill
 
     def _alone(self, request: Request) -> Prefill:
+        """A request that is in no step: how long it was suspended gives it no place in the queue."""
         left, predictor = _left(request), self._stepper.rules.predictor
-        return self._prefill(request, predictor.prefill_s(*left), idle_s=predictor.idle_s(*left))
+        prefill = self._prefill(request, predictor.prefill_s(*left), idle_s=predictor.idle_s(*left))
+        return msgspec.structs.replace(prefill, suspended_s=0.0) if prefill.suspended_s else prefill
 
     def _waiting(self, request: Request) -> Queued:
         """A request that waits to start; as long as it has never been stopped it looks the same each time."""

@@ -102,7 +102,8 @@ class Limits:
 
     Attributes:
         max_preemptions: Stops of one request, of a long one within a chunk.
-        max_suspended_s: Seconds of suspension of one request, over all its stops.
+        max_suspended_s: Seconds of suspension of one request, of a long one within a chunk, over all its
+            stops.
         max_suspended_steps: Steps suspended on the replica at a time.
         max_suspended_bytes: Bytes of their checkpoints beside KV blocks, on each rank.
         stubborn_after: Fraction of a step after which it is not stopped to be recomputed.

@@ -61,7 +61,7 @@ def order(  # noqa: PLR0913, PLR0917 - everything that an order may depend on
 ) -> list[Prefill]:
     """Sort waiting prefills, the one to run next first.
 
-    Under either rule, overdue prefills go first: those that have been suspended for as long as they may be.
+    Under either rule, overdue steps go first: those that have been suspended for as long as they may be.
     Next are those boosted because their class would otherwise starve (`slo.queue.fairness`). Among the
     infeasible, and among those without a deadline, preempted ones go first: until they end they hold memory
     and one of the places of suspended steps. The first of them can start at `free_at_s`, if not now.

@@ -20,7 +20,8 @@ class Prefill(msgspec.Struct, frozen=True, array_like=True):
             a step, running or suspended, has what is left of the step, since a forward pass ends for all,
             and of its prompt behind that.
         preemptions: How often it has been stopped.
-        suspended_s: Seconds that it has been suspended in total, an open suspension included.
+        suspended_s: Of a step that runs or is suspended, the seconds that it has been suspended in total, an
+            open suspension included; 0 of what waits between two chunks, or to start.
         preempted_by: The job that it was preempted for, as long as it `must_wait` for that one.
         tier: The class that it belongs to.
         idle_s: Of `remaining_s`, what it takes alone because no pass takes less, and prompts that share one

@@ -208,7 +208,8 @@ class Stepper:
     def _begun(self, member: Member) -> Member:
         if not self.suspensions.begins(member.request, member.behind_tokens):
             return member
-        return member._replace(prefill=msgspec.structs.replace(member.prefill, preemptions=1))
+        prefill = msgspec.structs.replace(member.prefill, preemptions=1, suspended_s=0.0)
+        return member._replace(prefill=prefill)
 
     def _charged(self, member: Member, now_s: float) -> Member:
         suspended_s = self.suspensions.suspended_s(member.request, now_s)

@@ -66,10 +66,10 @@ class Suspended(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Account:
-    """How often a request was stopped, and how long its closed suspensions lasted in total.
+    """How often a request was stopped within its chunk, and how long its closed suspensions lasted in total.
 
     Attributes:
-        preemptions: Within its chunk; at least 1, once it was stopped.
+        preemptions: At least 1, once it was stopped.
         behind: Tokens of its prompt behind its chunk; infinite until one has begun since the first stop.
     """
 
@@ -83,7 +83,7 @@ class Suspensions:
     """The suspended steps of a replica.
 
     Attributes:
-        max_suspended_s: A request that has been suspended for so long in total goes first.
+        max_suspended_s: A suspended step goes first when a member has been suspended for so long in total.
         steps: In the order in which they stopped.
         accounts: By engine request id; only requests that have been stopped have one.
     """
@@ -103,15 +103,15 @@ class Suspensions:
         """A chunk of a request begins, with so many tokens of its prompt behind it.
 
         Returns:
-            Whether its stops are counted anew, as it has got on: a prompt of many chunks may be stopped more
-            often.
+            Whether its stops and their time are counted anew, as it has got on: a prompt of many chunks may
+            be stopped more often.
         """
         if (account := self.accounts.get(request)) is None:
             return False
         gets_on = behind < account.behind < math.inf
         account.behind = behind
         if gets_on:
-            account.preemptions = 1
+            account.preemptions, account.suspended_s = 1, 0.0
         return gets_on
 
     def resume(self, step: SuspendedStep, now_s: float) -> None:
@@ -157,7 +157,7 @@ class Suspensions:
         return next((step for step in self.steps if request in step.members), None)
 
     def suspended_s(self, request: str, now_s: float) -> float:
-        """Seconds that a request has been suspended in total, an open suspension included."""
+        """Seconds that a request has been suspended within its chunk, an open suspension included."""
         step = self.step_of(request)
         return self._closed_s(request) + (0.0 if step is None else now_s - step.since_s)
 

@@ -11,6 +11,7 @@ from simulator.replica.job import Job
 from simulator.replica.loop import EventLoop
 from simulator.study.presets import PRESETS
 from simulator.workload.arrivals import Arrival
+from slo.preemption.types import Preempt
 from slo.queue.order import DEFAULT_ORDER
 from slo.queue.slack import slack_s
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
@@ -24,9 +25,15 @@ CHUNKED, OLD, RUNS, PREFERRED, LATE, FRESH = range(6)
 class Replica:
     """One that steps by hand; a job is known to its governor, and with `seen` to its engine."""
 
-    def __init__(self):
+    def __init__(self, launch_ahead_s=1.0):
         chunks = Scheduling(
-            OURS, DEFAULT_ORDER, Granularity.SUBLAYER, 1, step_tokens=2048, foresees=True, is_fair=True
+            OURS,
+            DEFAULT_ORDER,
+            Granularity.SUBLAYER,
+            launch_ahead_s,
+            step_tokens=2048,
+            foresees=True,
+            is_fair=True,
         )
         self.replica = chunks.build(EventLoop(), HARDWARE, {}, lambda _: None)
         self.engine, self.governor = self.replica.engine, self.replica.governor
@@ -111,6 +118,42 @@ def test_a_step_that_goes_on_is_published_with_the_suspension_that_has_ended():
     replica.engine.issue(9.0)
     (running,) = replica.engine.view().step.members
     assert (running.preemptions, running.suspended_s) == (1, 8.0)
+
+
+def stopped_for(replica, suspended_s):
+    """One with 60,000 tokens has been stopped in its first chunk, and suspended for so long."""
+    replica.accept(CHUNKED, 0.0, 60_000, None, BACKGROUND)
+    replica.engine.issue(0.0)
+    replica.engine.stop(0.1, 9, "", keep=True)
+    replica.engine.issue(0.1 + suspended_s)
+
+
+@pytest.mark.parametrize("suspended_s", [599.0, 601.0], ids=["not as long as it may be", "longer"])
+def test_a_prompt_between_two_chunks_does_not_go_first_for_how_long_one_was_suspended(suspended_s):
+    """The engine lets one go first that is due, and the running step is stopped for it."""
+    replica = Replica(launch_ahead_s=0.0)
+    stopped_for(replica, suspended_s)
+    replica.engine.complete(700.0)
+    replica.accept(RUNS, 700.0, 8000, 60.0, STANDARD)
+    replica.engine._stepper.rules.fairness.step_ended({BACKGROUND: 1}, 100.0, 700.0)
+    assert replica.engine.issue(700.0).view.jobs == (str(RUNS),)
+    view = replica.engine.view()
+    needs_s = HARDWARE.predictor().prefill_s(2000)
+    urgent = replica.accept(FRESH, 710.0, 2000, 1.5 * needs_s, PREMIUM, seen=False)
+    names = [prefill.job_id for prefill in replica.governor.waiting(view, 710.0)]
+    decision = replica.governor.decide(view, NOTHING_REACHED, 710.0)
+    replica.engine.add(urgent, 710.0)
+    assert names == [prefill.job_id for prefill in replica.scheduler_order()] == [str(FRESH), str(CHUNKED)]
+    assert isinstance(decision, Preempt)
+    assert decision.beneficiary == str(FRESH)
+
+
+def test_a_prompt_that_starts_over_does_not_go_first_for_how_long_it_was_suspended():
+    replica = Replica()
+    stopped_for(replica, 601.0)
+    replica.engine.complete(700.0)
+    replica.engine._start_over([replica.engine.running[0].request_id], 700.0)
+    assert [item.prefill.suspended_s for item in replica.engine.view().queue] == [0.0]
 
 
 def test_what_is_published_stands_in_the_order_in_which_it_would_run(replica):

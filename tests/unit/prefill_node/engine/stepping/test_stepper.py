@@ -314,16 +314,18 @@ def test_without_targets_nothing_is_published_of_them(stepper):
     assert stepper.view([]).targets is None
 
 
-def test_a_chunk_that_begins_may_be_stopped_again_however_often_the_last_one_was(stepper):
+def test_a_chunk_that_begins_may_be_stopped_again_however_often_and_long_the_last_one_was(stepper):
     def begins(behind):
         prefill_s = prefill("a", work_s=0.0)
         account = stepper.suspensions.accounts.get("engine-a")
         if account is not None:  # as the queue makes it
-            prefill_s = msgspec.structs.replace(prefill_s, preemptions=account.preemptions)
+            prefill_s = msgspec.structs.replace(
+                prefill_s, preemptions=account.preemptions, suspended_s=account.suspended_s
+            )
         view = stepper.step_issued(
             Start(("engine-a",)), [Member("engine-a", prefill_s, 100, 5.0, behind)], at_s[0]
         )
-        return view.members[0].preemptions
+        return view.members[0].preemptions, view.members[0].suspended_s
 
     at_s = [0.0]
     counted = []
@@ -332,7 +334,8 @@ def test_a_chunk_that_begins_may_be_stopped_again_however_often_the_last_one_was
         for _ in range(2):
             at_s[0] += 1.0
             stopped = preempt(stepper, "a", at_s[0])
+            at_s[0] += 3.0
             stepper.step_issued(Resume(stopped), [member("a")], at_s[0])
         at_s[0] += 1.0
         stepper.step_ended(at_s[0])
-    assert counted == [0, 2, 1]
+    assert counted == [(0, 0.0), (2, 6.0), (1, 0.0)]

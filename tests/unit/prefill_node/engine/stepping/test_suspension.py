@@ -62,6 +62,18 @@ def test_stops_of_a_long_prompt_are_counted_by_chunk():
     assert not all_.begins("never-stopped", 5)
 
 
+def test_seconds_of_a_long_prompt_are_counted_by_chunk():
+    all_ = suspensions()
+    for number, behind in enumerate((30, 20, 20, 10)):
+        all_.begins("a", behind)
+        stopped = step(number, "a", since_s=0.0)
+        all_.suspend(stopped)
+        all_.resume(stopped, 4.0)
+        assert all_.suspended_s("a", 99.0) == (4.0, 8.0, 12.0, 4.0)[number], (
+            "nothing is known of the first chunk, and the same one is no other"
+        )
+
+
 def test_a_step_is_overdue_as_soon_as_one_member_is():
     first, second = step(1, "a", since_s=0.0), step(2, "a", "b", since_s=100.0)
     all_ = suspensions(first, max_suspended_s=10.0)
