@@ -154,8 +154,13 @@ class Stepper:
         self._queue.pop(JobId(job), None)
 
     def started_over(self, item: Queued) -> None:
-        """A request has lost its KV blocks, and waits as if it had never started."""
-        self._passes.pop(item.request, None)
+        """A request has lost its KV blocks, and waits as if it had never started.
+
+        Its class has not had what was computed of it.
+        """
+        passes = self._passes.pop(item.request, ())
+        if self.rules.fairness is not None:
+            self.rules.fairness.work_lost(passes)
         job_id = item.prefill.job_id
         if job_id not in self._queue:  # but a suspended step may stand in the order under its name
             self._ordered = [prefill for prefill in self._ordered if prefill.job_id != job_id]
@@ -270,20 +275,10 @@ class Stepper:
             started = [item for item in queue if item.held_blocks]
             command = choose(started, (), free_blocks, now_s, self.rules, memory=memory)
             self._none_can_start = isinstance(command, Start)
-        if isinstance(command, Start):
-            self._count_as_lost(command)
         if isinstance(command, Resume):
             (resumed,) = [item for item in suspended if item.step is command.step]
             self._none_can_start = resumed.blocked and not resumed.overdue
         return command
-
-    def _count_as_lost(self, command: Start) -> None:
-        """A class has not had what was computed of those that give up their memory."""
-        if (fairness := self.rules.fairness) is None:
-            return
-        members = [request for step in command.drop_steps for request in step.members]
-        for request in (*members, *command.drop_requests):
-            fairness.work_lost(self._passes.pop(request, ()))
 
     def _may_issue_ahead(self) -> bool:
         """Whether one step may follow on that which runs, without the host's time between them."""

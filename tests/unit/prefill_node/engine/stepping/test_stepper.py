@@ -210,9 +210,23 @@ def test_what_loses_its_memory_to_another_was_not_served_to_its_class(stepper):
     urgent = Queued(prefill("urgent", 4.15), 100, 0.0, 4, request="engine-urgent")
     command = stepper.next_step([holds, urgent], [], 0, 4.0)
     assert command == Start(("engine-urgent",), drop_requests=("engine-long",))
-    assert account.achieved(BACKGROUND) == pytest.approx(0.0, abs=1e-9)
     stepper.started_over(holds)
+    assert account.achieved(BACKGROUND) == pytest.approx(0.0, abs=1e-9)
     stepper.step_issued(command, [member("urgent")], 4.0)
+    assert stepper.view([]).fairness.deficit(BACKGROUND) == DEFAULT_TIERS[BACKGROUND].share
+
+
+def test_what_one_of_too_many_late_steps_has_computed_was_not_served_to_its_class(stepper):
+    account = stepper.rules.fairness.account
+    late = []
+    for at_s, (name, tier) in enumerate((("a", BACKGROUND), ("b", PREMIUM))):
+        stepper.step_issued(Start((f"engine-{name}",)), [member(name, tier=tier)], at_s)
+        late.append(suspended(preempt(stepper, name, at_s + 1.0), due_s=0.4))
+    assert account.achieved(BACKGROUND) == pytest.approx(0.5, abs=0.01)
+    assert stepper.next_step([queued("c")], late, PLENTY, 2.0) == StartOver(("engine-a",))
+    stepper.suspensions.forget("engine-a", 2.0)
+    stepper.started_over(queued("a", due_s=0.4, tier=BACKGROUND))
+    assert account.achieved(BACKGROUND) == pytest.approx(0.0, abs=1e-9)
     assert stepper.view([]).fairness.deficit(BACKGROUND) == DEFAULT_TIERS[BACKGROUND].share
 
 
