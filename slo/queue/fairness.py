@@ -18,10 +18,10 @@ A class leads for at most its share `s` of the time (`slo.queue.shares`), and wi
 their deadlines for at most `TARDY_PART` of that: they are answered, but they take little from those that can
 still be on time. So the head starts within `2 * starvation_timeout_s + r` seconds of its arrival or, if that
 is later, within `w / s + r` of the start of the head before it, `w / (TARDY_PART * s) + r` if that one was
-late: `w` is its work, `r` what remains of the running step, one lead of each other class, and what is on time
-of its own. In return, the classes above lose at most `s` of any long span of time, and nothing while nobody
-has waited for that long. A class that has its share is not starving, though an old request of it that is late
-may be.
+late: `w` is its work, of which a pass that was held up counts for `MOST_OF_PREDICTED` times its prediction,
+`r` what remains of the running step, one lead of each other class, and what is on time of its own. In return,
+the classes above lose at most `s` of any long span of time, and nothing while nobody has waited for that
+long. A class that has its share is not starving, though an old request of it that is late may be.
 """
 
 from __future__ import annotations
@@ -39,6 +39,13 @@ from slo.tiers import Tier, TierSet
 STARVATION_TIMEOUT_S: Final = 30.0
 TARDY_PART: Final = 0.1
 """Of its share, how much a class leads with requests that are late anyway."""
+MOST_OF_PREDICTED: Final = 5.0
+"""A pass counts as a lead for at most so many times its predicted time.
+
+Predictions are corrected by up to this factor (`slo.predict.prediction_error.MAX_CORRECTION`), so a slow
+replica stays within it. What takes longer was held up, by a frozen process say, and the class has not had
+that time: multiplied by `1 / (TARDY_PART * share)`, half a minute of it would keep the class from leading for
+half an hour."""
 _AT_ONCE: Final = 2
 
 
@@ -180,16 +187,24 @@ class Fairness(FairnessRule):
         super().__init__(tiers, rules, self.account.state())
 
     def step_ended(
-        self, tokens: Mapping[Tier, int], seconds: float, now_s: float, boost: Boost | None = None
+        self,
+        tokens: Mapping[Tier, int],
+        seconds: float,
+        now_s: float,
+        boost: Boost | None = None,
+        predicted_s: float = math.inf,
     ) -> None:
         """A forward pass has ended or stopped; its time is split among its members by their tokens.
 
-        `boost` is the right by which it was issued, if not by deadlines alone.
+        `boost` is the right by which it was issued, if not by deadlines alone; `predicted_s` what the whole
+        pass was expected to take, infinite for not known.
         """
         total = sum(tokens.values())
+        at_most_s = min(seconds, MOST_OF_PREDICTED * predicted_s)
         for tier, count in tokens.items():
-            boosted = boost.counts if boost is not None and boost.tier == tier else 0.0
-            self.account.served(tier, seconds * count / total, now_s, boosted=boosted)
+            counts = boost.counts if boost is not None and boost.tier == tier else 0.0
+            lead_s = counts * (at_most_s * count / total)
+            self.account.served(tier, seconds * count / total, now_s, lead_s=lead_s)
         self.standing = self.account.state()
 
     def work_lost(self, passes: Iterable[PassServed]) -> None:

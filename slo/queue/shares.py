@@ -57,18 +57,18 @@ class ShareAccount:
         self._grown: dict[Tier, float] = {}
         self._next_boost_s: dict[Tier, float] = {}
 
-    def served(self, tier: Tier, seconds: float, now_s: float, *, boosted: float = 0.0) -> None:
+    def served(self, tier: Tier, seconds: float, now_s: float, *, lead_s: float = 0.0) -> None:
         """A forward pass has spent time on a class.
 
-        `boosted` says how many times each second counts as a lead, 0 when the class did not have the pass by
+        `lead_s` says for how many seconds it counts as a lead, 0 when the class did not have the pass by
         right. Times never go back.
         """
         if (factor := self._decay.rescale(now_s)) < 1:
             self._grown = {name: grown * factor for name, grown in self._grown.items()}
         self._grown[tier] = self._grown.get(tier, 0.0) + seconds * self._decay.grown(now_s)
-        if boosted > 0 and (share := self._shares.get(tier, 0.0)) > 0:
+        if lead_s > 0 and (share := self._shares.get(tier, 0.0)) > 0:
             due_s = self._next_boost_s.get(tier, -math.inf)
-            self._next_boost_s[tier] = max(due_s, now_s - seconds) + boosted * seconds / share
+            self._next_boost_s[tier] = max(due_s, now_s - seconds) + lead_s / share
 
     def lost(self, tier: Tier, seconds: float, served_s: float) -> None:
         """What was served then has come to nothing; that the class has led for it still counts."""

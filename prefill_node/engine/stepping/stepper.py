@@ -13,6 +13,7 @@ Where nothing is ever stopped a step may be issued while one runs, as vLLM does 
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -235,7 +236,8 @@ class Stepper:
                 by_tier[tier] = by_tier.get(tier, 0) + tokens
                 if (passes := self._passes.get(request)) is not None:  # it is still here
                     passes.append(PassServed(tier, seconds * tokens / issued.view.tokens, now_s))
-            self.rules.fairness.step_ended(by_tier, seconds, now_s, issued.boost)
+            predicted_s = self.rules.predictor.pass_s(issued.view.tokens, issued.view.pairs) or math.inf
+            self.rules.fairness.step_ended(by_tier, seconds, now_s, issued.boost, predicted_s)
 
     def step_preempted(self, step: SuspendedStep, now_s: float) -> None:
         """The last step, which has ended, stopped on the way; it is kept for members that are still there."""

@@ -57,7 +57,7 @@ def test_what_came_to_nothing_was_not_served():
 def test_a_class_that_has_led_waits_until_its_share_has_caught_up():
     paced = account()
     paced.served(PREMIUM, 1000.0, 99.0)
-    paced.served(BACKGROUND, 1.5, 101.5, boosted=1.0)
+    paced.served(BACKGROUND, 1.5, 101.5, lead_s=1.5)
     assert not paced.state().is_paced(BACKGROUND, 109.9)
     assert paced.state().is_paced(BACKGROUND, 110.0)
     assert paced.state().is_paced(STANDARD, 101.5)
@@ -71,7 +71,7 @@ def test_leads_take_no_more_than_the_share_of_any_span_and_one_prefill(boosts):
         now_s = max(now_s + pause_s, paced._next_boost_s.get(BACKGROUND, 0.0))
         boosted.append((now_s, work_s))
         now_s += work_s
-        paced.served(BACKGROUND, work_s, now_s, boosted=1.0)
+        paced.served(BACKGROUND, work_s, now_s, lead_s=work_s)
     share = SHARES[BACKGROUND]
     for first, (since_s, _) in enumerate(boosted):
         taken_s = 0.0

@@ -18,7 +18,7 @@ from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits
 from slo.queue.arrival_forecast import Forecast
 from slo.queue.class_targets import ClassTargets
-from slo.queue.fairness import Fairness
+from slo.queue.fairness import TARDY_PART, Boost, Fairness
 from slo.queue.order import QueueOrder
 from slo.queue.prefill import Prefill
 from slo.request import JobId
@@ -196,6 +196,30 @@ def test_a_step_is_charged_once_to_the_classes_of_its_members(stepper):
     assert account.achieved(BACKGROUND) == pytest.approx(0.25)
     assert stepper.view([]).fairness == account.state()
     assert account.state().deficit(STANDARD) == DEFAULT_TIERS[STANDARD].share - account.achieved(STANDARD)
+
+
+@pytest.mark.parametrize(
+    ("ran_s", "counts_s"), [(0.5, 0.5), (2.4, 2.4), (30.5, 2.5)], ids=["as predicted", "slow", "held up"]
+)
+def test_a_pass_that_was_held_up_does_not_keep_its_class_from_leading_again(stepper, ran_s, counts_s):
+    fairness, began_s = stepper.rules.fairness, 1000.0
+    fairness.step_ended({PREMIUM: 1}, 100.0, began_s)
+    head = prefill("late", 900.0, BACKGROUND)
+    lead = Start(("engine-late",), boost=fairness.boost_of(head, began_s))
+    stepper.step_issued(lead, [member("late", 500, BACKGROUND)], began_s)
+    stepper.step_ended(began_s + ran_s)
+    fairness.step_ended({PREMIUM: 1}, 1e6, began_s + ran_s)
+    next_s = began_s + counts_s / (TARDY_PART * DEFAULT_TIERS[BACKGROUND].share)
+    assert fairness.boost_of(head, next_s - 0.01) is None
+    assert fairness.boost_of(head, next_s + 0.01) is not None
+
+
+def test_while_nothing_can_be_predicted_a_pass_counts_for_as_long_as_it_takes(stepper):
+    stepper.predicts(PrefillPredictor(0.0, 0.0))
+    lead = Start(("engine-a",), boost=Boost(BACKGROUND, math.inf))
+    stepper.step_issued(lead, [member("a", 500, BACKGROUND)], 0.0)
+    stepper.step_ended(3.0)
+    assert stepper.view([]).fairness.next_boost_s[BACKGROUND] == 3.0 / DEFAULT_TIERS[BACKGROUND].share
 
 
 def test_what_loses_its_memory_to_another_was_not_served_to_its_class(stepper):
