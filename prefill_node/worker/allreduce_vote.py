@@ -50,7 +50,8 @@ class AllReduceVote:
     come to the same answer or the same mismatch.
 
     The limit is given to the operation itself and not only to the wait for it: an operation left pending
-    would hold the process up at its end, for as long as the group's own limit of many minutes.
+    would hold the process up at its end, for as long as the group's own limit of many minutes. So the time in
+    which ranks are frozen counts, which `prefill_node.worker.vote.BoardVote` leaves out.
     """
 
     def __init__(self, group: ProcessGroup, rank: int, ranks: int, timeout_s: float) -> None:

@@ -10,6 +10,7 @@ from voting_ranks import Ballot, DropOut, Run
 
 from prefill_node.board.board import Board, BoardUnavailableError
 from prefill_node.board.messages import StopOrder
+from prefill_node.worker import vote
 from prefill_node.worker.vote import BoardVote, SoleVote, choose_transport
 from prefill_node.worker.vote_errors import VoteTimeoutError
 
@@ -219,6 +220,36 @@ def test_a_store_that_no_longer_answers_keeps_nobody():
         AllReduceVote(GroupOfALostHost(), rank=1, ranks=2, timeout_s=0.1).vote(3, 4, False)
     assert (failure.value.step_id, failure.value.boundary, failure.value.absent) == (3, 4, (0,))
     assert time.monotonic() - began_s < 0.1 + 2 + MARGIN_S
+
+
+class FrozenClock:
+    """Stands in for the module `time`; its sleeps do what they are given, and later ones last 0.1 s."""
+
+    def __init__(self, *sleeps):
+        self.now_s = 1000.0
+        self._sleeps = [*sleeps]
+
+    def monotonic(self):
+        return self.now_s
+
+    def sleep(self, _):
+        self.now_s += self._sleeps.pop(0)() if self._sleeps else 0.1
+
+
+def test_the_time_in_which_a_rank_was_itself_frozen_is_no_limit_for_the_others(board_of, monkeypatch):
+    board = board_of(2)
+    first, second = (BoardVote(board, rank, 20.0) for rank in range(2))
+    clock = FrozenClock(lambda: 40.0, lambda: 0.1 * second.vote(1, 0, True))
+    monkeypatch.setattr(vote, "time", clock)
+    assert first.vote(1, 0, False)
+
+
+def test_who_does_not_come_has_the_limit_from_when_the_others_are_awake(board_of, monkeypatch):
+    clock = FrozenClock(lambda: 40.0)
+    monkeypatch.setattr(vote, "time", clock)
+    with pytest.raises(VoteTimeoutError, match=r"rank 1 did not come within 20\.0 s"):
+        BoardVote(board_of(2), 0, 20.0).vote(1, 0, False)
+    assert clock.now_s == pytest.approx(1000.0 + 40.0 + 19.0, abs=0.2), "what it did not see counts as 1 s"
 
 
 def test_a_rank_cannot_take_its_seat_on_a_board_twice(board_of):
