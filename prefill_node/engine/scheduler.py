@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
@@ -46,6 +46,14 @@ RELEASE_PREFIX = "slackserve-release:"
 """An abort of this prefix plus a job id releases the job, whether it still runs or waits to be pulled."""
 
 
+class _Left(NamedTuple):
+    """A request that has left while steps compute it, with its tokens before these steps and in them."""
+
+    jobs: tuple[str, ...]
+    before_tokens: int
+    tokens: int
+
+
 class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for it
     """Runs prefills in order of slack, and can suspend them."""
 
@@ -68,6 +76,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         self._memory_refused = False
         self._hit_tokens: dict[str, int] = {}
         """What the prefix cache held of each request when it started."""
+        self._left: dict[str, _Left] = {}
         self._holds_slots = bool(self.vllm_config.use_v2_model_runner)
         """Whether the model runner keeps a place for each request that has started until it ends."""
 
@@ -129,6 +138,8 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
                 if not self._is_ahead:
                     self.kv_cache_manager.cache_blocks(request, computed)
                 self._note_done(request, computed)
+            else:
+                self._drop_left(request_id, tokens, 1.0)
         return dict(super().update_from_output(scheduler_output, model_runner_output))
 
     def finish_requests(
@@ -148,6 +159,9 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
             if (request := self._unfinished(request_id)) is not None:
                 computed = request.num_computed_tokens - request.num_in_flight_tokens
                 self._drop_work(request, DropReason.ABANDONED, computed)
+                if request.num_in_flight_tokens and not request.num_stale_output_tokens:
+                    jobs = self._jobs_of([request_id])
+                    self._left[request_id] = _Left(jobs, computed, request.num_in_flight_tokens)
         return list(super().finish_requests(request_ids, finished_status))
 
     def shutdown(self) -> None:
@@ -189,6 +203,16 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         else:
             return
         self._bulletin.notice(dropped)
+
+    def _drop_left(self, request_id: str, tokens: int, done: float) -> None:
+        """Say that `done` of a pass was computed in vain of a request that has left while it ran."""
+        if (left := self._left.pop(request_id, None)) is None:
+            return
+        if done:
+            pairs, now_s = attention_pairs(tokens, left.before_tokens), time.monotonic()
+            self._bulletin.notice(Dropped(left.jobs, DropReason.ABANDONED, done, tokens, pairs, now_s))
+        if left.tokens > tokens:  # it is in the step behind this one, too
+            self._left[request_id] = _Left(left.jobs, left.before_tokens + tokens, left.tokens - tokens)
 
     def _end_lease(self, engine_id: str) -> bool:
         """Whether the request was finished and waiting to be pulled; if so its lease ends now."""
@@ -291,12 +315,15 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
     def _suspend(self, scheduled: SchedulerOutput, stopped: PreemptedOutput, pairs: float) -> None:
         """Roll a stopped step back, and keep it to be issued again; `pairs` are those of all its members."""
         members: dict[str, int] = {}
+        gone: dict[str, int] = {}
         left_pairs = self._pairs(scheduled.num_scheduled_tokens)
         for request_id, tokens in scheduled.num_scheduled_tokens.items():
             self.prev_step_scheduled_req_ids.discard(request_id)
             if (request := self._unfinished(request_id)) is not None:
                 self._roll_back(request, tokens)
                 members[request_id] = tokens
+            else:
+                gone[request_id] = tokens
         stopped_order = StepOrder.of(scheduled)
         assert stopped_order is not None
         step_id = stopped_order.step_id
@@ -304,6 +331,8 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         beneficiary = "" if order is None else order.beneficiary
         computed, done = self._fractions(stopped, scheduled.total_num_scheduled_tokens, pairs)
         boundary, kept = (stopped.resumes_at, done) if stopped.is_kept else (0, 0.0)
+        for request_id, tokens in gone.items():  # of what is not kept, the notice of the stop tells
+            self._drop_left(request_id, tokens, kept if members else 0.0)
         kept_bytes, at_s = stopped.checkpoint_bytes, stopped.stopped_s
         step = SuspendedStep(step_id, members, left_pairs, boundary, kept, kept_bytes, at_s, beneficiary)
         self._stepper.step_preempted(step, time.monotonic())

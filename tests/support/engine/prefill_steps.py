@@ -156,7 +156,13 @@ class PrefillSteps:
         assert scheduler.kv_cache_manager.usage == 0.0
         suspensions, stepper = scheduler._suspensions, scheduler._stepper
         queues = (scheduler.running, scheduler.waiting, scheduler.skipped_waiting)
-        books = (suspensions.steps, suspensions.accounts, stepper.jobs, scheduler._hit_tokens)
+        books = (
+            suspensions.steps,
+            suspensions.accounts,
+            stepper.jobs,
+            scheduler._hit_tokens,
+            scheduler._left,
+        )
         assert not any(queues)
         assert not any(books)
 
