@@ -58,7 +58,7 @@ class RejectionReason(enum.StrEnum):
     DECODE_FULL = "decode_full"
     """No decode replica is predicted to have memory for it in time."""
     SHED_BY_POLICY = "shed_by_policy"
-    """The SLO monitor has the class shed."""
+    """The SLO monitor has the class shed, and it asks for more than its share."""
     REQUEST_RATE = "request_rate"
     TOKEN_RATE = "token_rate"  # noqa: S105 - tokens of text
     OUTPUT_TOKEN_RATE = "output_token_rate"  # noqa: S105 - likewise

@@ -316,8 +316,9 @@ POLICY_VERSION: Final = _gauge(
     "slackserve_policy_version", "version", "The version of the cluster's policy.", "model"
 )
 SHED_LEVEL: Final = _gauge(
-    "slackserve_policy_shed_ratio", "ratio", "The fraction of requests to turn away.", "model", "tier"
-)
+    "slackserve_policy_shed_ratio", "ratio",
+    "The fraction to turn away of what a tier asks for above its share.", "model", "tier",
+)  # fmt: skip
 RESERVED: Final = _gauge(
     "slackserve_policy_reserved_ratio", "ratio",
     "The fraction of the prefill tier's time that is kept free for the top tier.", "model",

@@ -255,8 +255,8 @@ class AdmissionController:
         """Apply the monitor's policy until the next one.
 
         Args:
-            shed: Fraction of its requests to refuse, 0 to 1, by tier; none of a tier that is not there, nor
-                of one that may not be shed.
+            shed: By tier, the fraction to refuse of what it asks for above its share, 0 to 1; none of a
+                tier that is not there, nor of one that may not be shed.
             reserved: Fraction of prefill time to keep for the top tier, if that is more than
                 `AdmissionRules.reserved`.
         """
@@ -340,17 +340,17 @@ class AdmissionController:
         self._refresh(now_s)
         tier, load = request.tier, self._shared.load
         falls_s = self._demand.memory_s * math.log(max(1.0, load / self._rules.pressure))
-        shed = self._shed.get(tier, 0.0)
+        shed = self._shed.get(tier, 0.0) * self._shared.above_share.get(tier, 0.0)
         if shed > 0 and self._draw() < shed:
             return self._refused(RejectionReason.SHED_BY_POLICY, falls_s)
         is_calm = request.only_decode or self.backlog_s(tier) <= self._rules.calm_s * self._capacity
         odds = NO_ODDS if is_calm else self._shared.odds.get(tier, NO_ODDS)
-        fraction = odds.by_tenant.get(request.tenant, odds.with_reserve)
+        fraction = odds.beside(shed, request.tenant)
         if fraction <= 0:
             return None
         chance = self._demand.chance(tier, request.tenant, request.work_s, fraction, self._rules.max_refusal)
         if (drawn := self._draw()) < chance:
-            drawn *= fraction / chance
+            drawn *= odds.of(request.tenant) / chance
             if drawn < odds.over_share:
                 reason = RejectionReason.OVER_SHARE
             elif drawn < odds.with_reserve:

@@ -28,6 +28,19 @@ class Odds(NamedTuple):
     with_reserve: float
     by_tenant: Mapping[str, float]
 
+    def of(self, tenant: str) -> float:
+        """The part of what a tenant asks for that is too much."""
+        return self.by_tenant.get(tenant, self.with_reserve)
+
+    def beside(self, shed: float, tenant: str) -> float:
+        """The part that a tenant loses of what is left when `shed` of its class was refused before.
+
+        Of the class both together refuse no more than the larger of the two does alone.
+        """
+        if shed >= self.with_reserve:
+            return 0.0
+        return self.of(tenant) * (1.0 - shed / self.with_reserve) / (1.0 - shed)
+
 
 NO_ODDS: Final = Odds(0.0, 0.0, {})
 
@@ -41,6 +54,7 @@ class Shared:
         kept: That of classes that may not be shed.
         odds: By class, where somebody may be refused for a share.
         parts: Of the fleet, by class that may be shed: its share, or what others leave.
+        above_share: By such a class, the part of what it asks for that is above its share of the fleet.
         over_part: Who asks for more than their part, of the classes that may not be shed, when these ask for
             more than the fleet can do. All others of them together ask for less, so that what is late is
             served beside them.
@@ -50,6 +64,7 @@ class Shared:
     kept: float = 0.0
     odds: Mapping[Tier, Odds] = field(default_factory=dict)
     parts: Mapping[Tier, float] = field(default_factory=dict)
+    above_share: Mapping[Tier, float] = field(default_factory=dict)
     over_part: frozenset[tuple[Tier, str]] = frozenset()
 
 
@@ -94,8 +109,10 @@ class Sharing:
             )
             for tier in self._sheddable
         }
+        above_share = {tier: max(0.0, 1.0 - self._shares[tier] / demand) for tier, demand in shed.items()}
         over_part = self._asking_for_too_much(tenants) if kept > 1 else frozenset()
-        return Shared(load, kept, self._odds(tenants, shed, load, kept, reserved), parts, over_part)
+        odds = self._odds(tenants, shed, load, kept, reserved)
+        return Shared(load, kept, odds, parts, above_share, over_part)
 
     def _odds(
         self,

@@ -24,7 +24,8 @@ class ClusterPolicy:
 
     Attributes:
         version: Only grows. 0 holds before a monitor has been heard: all as configured.
-        shed: By tier, the fraction of its requests to turn away, 0 to 1; a tier that is not there has 0.
+        shed: By tier, the fraction to turn away of what it asks for above its share, 0 to 1; a tier that is
+            not there has 0.
         reserved: Fraction of the prefill tier's time to keep free for the top tier, 0 to 1.
         preemption: When a running prefill is preempted; None for each replica's configured policy.
         margin: The margin of that policy; None for each replica's configured one.
@@ -48,7 +49,7 @@ class ClusterPolicy:
             raise ValueError(f"a preemption margin is at least 1 and finite, not {self.margin}")
 
     def shed_level(self, tier: Tier) -> float:
-        """The fraction of a tier's requests to turn away."""
+        """The fraction to turn away of what a tier asks for above its share."""
         return self.shed.get(tier, 0.0)
 
     def revised(self, **changes: Any) -> ClusterPolicy:

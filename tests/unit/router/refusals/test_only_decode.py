@@ -116,6 +116,7 @@ def test_what_only_decode_can_compute_is_held_to_its_tenants_limits_and_may_be_s
     core, admission = router(a=TenantLimit(max_concurrent=1))
     assert isinstance(ask(core, "first", only_decode=True), Placed)
     assert ask(core, "second", only_decode=True).reason is RejectionReason.CONCURRENCY
+    assert isinstance(ask(core, "by prefill", tenant="b", tokens=10**9), Placed), "far above the tier's share"
     admission.follow({BACKGROUND: 1.0}, 0.1)
     shed = ask(core, "other", tenant="b", only_decode=True)
     assert shed.reason is RejectionReason.SHED_BY_POLICY

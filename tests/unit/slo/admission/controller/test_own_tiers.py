@@ -29,10 +29,11 @@ def test_the_top_tier_and_what_may_not_be_shed_are_never_refused(tiers):
 
 
 def test_what_the_monitor_sheds_is_refused_by_name():
+    """Each asks for far more than its share."""
     admission = of_tiers(SEVEN)
     admission.follow(dict.fromkeys(SEVEN.names, 1.0), 0.0)
-    for tier in SEVEN.names:
-        decision = admission.decide(request(1, tier), 0.0)
+    for second, tier in enumerate(SEVEN.names):
+        decision = admission.decide(request(1, tier, work_s=1e6), float(second))
         refused = isinstance(decision, Rejected) and decision.reason is RejectionReason.SHED_BY_POLICY
         assert refused == (tier in SEVEN.sheddable), tier
 

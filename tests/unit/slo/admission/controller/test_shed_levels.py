@@ -1,0 +1,97 @@
+"""What the monitor has a tier shed is taken from what it asks for above its share, and from nothing else."""
+
+import pytest
+from admission_offers import LACK, NO_BACKLOG, WORK_S, controller, offer, offered, part_admitted, request
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slo.admission.rules import AdmissionRequest
+from slo.admission.tenant_limits import Usage
+from slo.errors import Rejected, RejectionReason
+from slo.request import JobId
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
+
+SHARES = {tier: policy.share for tier, policy in DEFAULT_TIERS.items()}
+
+
+@pytest.mark.parametrize("premium", [0.1, 2.0], ids=["at ease", "under pressure"])
+def test_a_tier_within_its_share_loses_nothing_whatever_the_level(premium):
+    admission = controller()
+    admission.follow({BACKGROUND: 1.0, STANDARD: 0.75}, 0.3)
+    fates = offer(admission, offered(premium=premium, standard=0.3, background=0.12))
+    assert all(set(fate) == {"admitted"} for fate in fates.values())
+
+
+@pytest.mark.parametrize("level", [0.25, 0.75, 1.0])
+@pytest.mark.parametrize(("asked", "replicas"), [(0.5, 1.0), (0.7, 4.0)])
+def test_of_what_is_above_the_share_the_levels_part_is_refused(level, asked, replicas):
+    """`asked` is a part of the fleet, below its pressure."""
+    admission = controller(replicas=replicas)
+    admission.follow({BACKGROUND: level}, 0.0)
+    fate = offer(admission, offered(background=asked * replicas), seconds=600.0)[BACKGROUND, "a"]
+    assert set(fate) == {"admitted", RejectionReason.SHED_BY_POLICY}
+    let_in = asked - level * (asked - SHARES[BACKGROUND])
+    assert part_admitted(fate) * asked == pytest.approx(let_in, rel=0.1)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    loads=st.fixed_dictionaries({tier: st.floats(0.05, 2.0) for tier in DEFAULT_TIERS.names}),
+    levels=st.fixed_dictionaries({BACKGROUND: st.floats(0, 1), STANDARD: st.floats(0, 0.75)}),
+    reserved=st.floats(0, 0.3),
+    hog=st.floats(0.1, 0.9),
+    seed=st.integers(0, 99),
+)
+def test_every_tier_gets_its_share_if_it_wants_it_whatever_the_levels(loads, levels, reserved, hog, seed):
+    """With two tenants in each, one of which asks for more than the other, on two replicas."""
+    replicas = 2.0
+    admission = controller(replicas=replicas, seed=seed)
+    admission.follow(levels, reserved)
+    asked = {
+        (tier, tenant): load * part * replicas
+        for tier, load in loads.items()
+        for tenant, part in (("hog", hog), ("other", 1 - hog))
+    }
+    fates = offer(admission, asked, seconds=260.0)
+    for tier, load in loads.items():
+        got = sum(part_admitted(fates[key]) * asked[key] for key in asked if key[0] == tier) / replicas
+        # Of n requests drawn with chance p the number varies with a standard deviation of sqrt(n p (1 - p)).
+        deviation = (load * WORK_S / 200.0 / replicas) ** 0.5 / 2
+        assert got >= min(load, SHARES[tier]) * 0.95 - 4 * deviation
+        if tier != PREMIUM and load <= 0.9 * SHARES[tier]:
+            assert sum(fates[key][RejectionReason.SHED_BY_POLICY] for key in asked if key[0] == tier) == 0
+
+
+def test_what_a_level_refuses_is_not_refused_for_the_share_again():
+    """Ten times its share is asked for, on a fleet that others fill; the most that is refused for the share
+    is four fifths."""
+    admission = controller()
+    admission.follow({BACKGROUND: 1.0}, 0.0)
+    fate = offer(admission, offered(premium=0.85, background=1.5), seconds=900.0)[BACKGROUND, "a"]
+    assert part_admitted(fate) * 1.5 == pytest.approx(SHARES[BACKGROUND], rel=0.15)
+    admission = controller()
+    admission.follow({BACKGROUND: 0.25}, 0.0)
+    fate = offer(admission, offered(premium=0.85, background=0.5), seconds=900.0)[BACKGROUND, "a"]
+    assert min(fate[RejectionReason.SHED_BY_POLICY], sum(fate[reason] for reason in LACK)) > 0
+    assert part_admitted(fate) * 0.5 == pytest.approx(SHARES[BACKGROUND], rel=0.15), "the rest for its share"
+
+
+def test_what_only_decode_can_compute_is_shed_as_its_tier_is():
+    """It takes nothing of the share; what its tier asks for of that decides."""
+    admission = controller()
+    admission.follow({BACKGROUND: 1.0}, 0.0)
+
+    def refused(now_s):
+        asked = AdmissionRequest(JobId(f"{now_s}"), BACKGROUND, "a", Usage(1), 0.0, only_decode=True)
+        decision = admission.decide(asked, now_s)
+        return isinstance(decision, Rejected) and decision.reason is RejectionReason.SHED_BY_POLICY
+
+    assert not any(refused(0.01 * number) for number in range(100))
+    admission.decide(request("much", work_s=60.0), 2.0)
+    assert sum(refused(3.0 + 0.01 * number) for number in range(100)) > 85
+
+
+def test_without_a_prefill_replica_no_level_refuses_anybody():
+    admission = controller(NO_BACKLOG, replicas=0.0)
+    admission.follow({BACKGROUND: 1.0}, 0.0)
+    assert set(offer(admission, offered(background=5.0))[BACKGROUND, "a"]) == {"admitted"}
