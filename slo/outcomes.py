@@ -133,10 +133,13 @@ class RequestEnded:
 
     @property
     def attained_in_reach(self) -> bool | None:
-        """Whether it met what an idle fleet would have kept of what it was promised; None as of `attained`.
+        """Whether it met what an idle fleet would have kept of what it was promised.
 
-        By this the fleet is steered: nothing that is done for a request makes it meet the rest.
+        By this the fleet is steered: nothing that is done for a request makes it meet the rest. None as of
+        `attained`, and when it failed, as by an engine that fails: it would have done so on an idle fleet.
         """
+        if self.outcome is Outcome.FAILED:
+            return None
         return self._attained(self._promised.keys() - set(self.unattainable))
 
     def _attained(self, promised: AbstractSet[ObjectiveName]) -> bool | None:

@@ -287,7 +287,8 @@ SLO_BURN: Final = _gauge(
 )  # fmt: skip
 SLO_BURN_IN_REACH: Final = _gauge(
     "slackserve_slo_burn_rate_in_reach", "ratio",
-    "The same without objectives that a request would miss with the fleet to itself: the policy acts on it.",
+    "The same without objectives that a request would miss with the fleet to itself, and without those that "
+    "failed: the policy acts on it.",
     "model", "tier", "window",
 )  # fmt: skip
 SLO_GOODPUT: Final = _gauge(

@@ -85,8 +85,9 @@ BOARD: Final = Dashboard(
                     Unit.COUNT,
                     (now(SLO_BURN_IN_REACH, "{{model}} {{tier}} {{window}}"),),
                     meaning=(
-                        "Without objectives that nothing would keep. Where it is below the burn rate now, "
-                        "requests ask for what the idle fleet cannot do, and nothing is shed for them."
+                        "Without objectives that nothing would keep, and without requests that failed. Where "
+                        "it is below the burn rate now, requests ask for what the idle fleet cannot do, or "
+                        "fail, and nothing is shed for them."
                     ),
                 ),
                 Panel(

@@ -139,7 +139,12 @@ class ModelRouter:
             counts = placed if isinstance(decision, Placed) else refused
             counts[tier, decision.reason.value] += 1
         now_s = time.monotonic()
-        prefill = PrefillDemand(*self._admission.demand(now_s), capacity=self._admission.capacity)
+        admission = self._admission
+        prefill = PrefillDemand(
+            *admission.demand(now_s),
+            capacity=admission.capacity,
+            refused=admission.refused_work(now_s),
+        )
         return RouterSeen(placed, refused, FleetDemand(prefill, self._core.decode_demand(now_s)))
 
     def _show_load(self, tiers: Iterable[Tier], now_s: float) -> None:

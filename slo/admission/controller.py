@@ -198,7 +198,8 @@ class AdmissionController:
 
     def withdrawn(self, job_id: JobId, now_s: float) -> None:
         """A request that was admitted is not run after all; its tenant is as if it had not come."""
-        self.served(job_id)
+        if (request := self._backlog.remove(job_id)) is not None and request.is_asked:
+            self._demand.refused(request.work_s, request.admitted_s)
         if (job := self._jobs.pop(job_id, None)) is not None:
             for gate in self._gates_of(job):
                 gate.withdrawn(job.usage, now_s)
@@ -290,6 +291,10 @@ class AdmissionController:
         tenants = self._demand.by_tenant(now_s).values()  # what came before the last replica was lost
         return math.fsum(work for by_name in tenants for work in by_name.values()), backlog_s
 
+    def refused_work(self, now_s: float) -> float:
+        """Of the work that arrives, what is refused, in the same unit."""
+        return self._demand.refused_work(now_s)
+
     def backlog_s(self, tier: Tier) -> float:
         """Predicted prefill seconds of a class that were admitted and have not been served."""
         return self._backlog.seconds(tier)
@@ -328,12 +333,14 @@ class AdmissionController:
         tier = request.tier
         if not request.only_decode:
             self._demand.arrived(tier, request.tenant, request.work_s, now_s)
-        if tier in self._sheddable and (refused := self._for_lack(request, now_s)) is not None:
-            return refused
+        refused = self._for_lack(request, now_s) if tier in self._sheddable else None
         if request.only_decode:
-            return None
-        excess_s = self._excess_backlog_s(tier, request.tenant, now_s)
-        return self._refused(RejectionReason.BACKLOG, excess_s) if excess_s > 0 else None
+            return refused
+        if refused is None and (excess_s := self._excess_backlog_s(tier, request.tenant, now_s)) > 0:
+            refused = self._refused(RejectionReason.BACKLOG, excess_s)
+        if refused is not None:
+            self._demand.refused(request.work_s, now_s)
+        return refused
 
     def _for_lack(self, request: AdmissionRequest, now_s: float) -> Rejected | None:
         """The refusal of a request that may be shed, None for none."""
@@ -342,7 +349,7 @@ class AdmissionController:
         falls_s = self._demand.memory_s * math.log(max(1.0, load / self._rules.pressure))
         shed = self._shed.get(tier, 0.0) * self._shared.above_share.get(tier, 0.0)
         if shed > 0 and self._draw() < shed:
-            return self._refused(RejectionReason.SHED_BY_POLICY, falls_s)
+            return self._refused(RejectionReason.SHED_BY_POLICY, max(falls_s, self._rules.min_shed_retry_s))
         is_calm = request.only_decode or self.backlog_s(tier) <= self._rules.calm_s * self._capacity
         odds = NO_ODDS if is_calm else self._shared.odds.get(tier, NO_ODDS)
         fraction = odds.beside(shed, request.tenant)

@@ -46,6 +46,7 @@ class RecentDemand:
         self._grown: dict[Tier, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._sizes: dict[Tier, dict[str, dict[int, _OfASize]]] = defaultdict(lambda: defaultdict(dict))
         """By tier, tenant, and power of two of the seconds that each takes."""
+        self._refused = 0.0
         self._decay = ExponentialDecay(memory_s)
 
     def arrived(self, tier: Tier, tenant: str, work_s: float, now_s: float) -> None:
@@ -70,6 +71,14 @@ class RecentDemand:
                 of_a_size.squares -= grown * work_s
                 if min(of_a_size.work, of_a_size.squares) <= _FORGOTTEN * grown:
                     del sizes[size]
+
+    def refused(self, work_s: float, asked_s: float) -> None:
+        """What was asked for at `asked_s` will not be done."""
+        self._refused += work_s * self._decay.grown(asked_s)
+
+    def refused_work(self, now_s: float) -> float:
+        """Of the arriving work, what is refused, seconds per second."""
+        return self._refused * self._decay.kept(now_s) / self.memory_s
 
     def by_tenant(self, now_s: float) -> dict[Tier, dict[str, float]]:
         """Arriving work, seconds per second."""
@@ -100,6 +109,7 @@ class RecentDemand:
         return min(most, wanted / squares * work_s)
 
     def _rescale(self, factor: float) -> None:
+        self._refused *= factor
         for tier, tenants in self._grown.items():
             for name, grown in list(tenants.items()):
                 if grown * factor < _FORGOTTEN:

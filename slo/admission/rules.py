@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from slo.admission.demand import MEMORY_S
 from slo.admission.tenant_limits import KeyLimit, TenantLimit, Usage
+from slo.monitor.policy import RELAX_EVERY_S
 from slo.request import JobId
 from slo.tiers import Tier
 
@@ -37,6 +38,7 @@ class AdmissionRules:
             part of the fleet leave time for it, and go on.
         memory_s: Time constant of the account of what arrives.
         min_retry_s: No refusal asks to come back sooner.
+        min_shed_retry_s: Nor one by the monitor's policy: no shed level falls in less time.
         max_retry_s: Nor later.
     """
 
@@ -48,6 +50,7 @@ class AdmissionRules:
     max_late_backlog_s: float = 20.0
     memory_s: float = MEMORY_S
     min_retry_s: float = 1.0
+    min_shed_retry_s: float = RELAX_EVERY_S
     max_retry_s: float = 60.0
 
 

@@ -59,6 +59,7 @@ class PrefillDemand:
     Attributes:
         work: Predicted work that arrives, seconds per second of the fastest replica; refused work included,
             but for what was refused for decode's memory alone.
+        refused: Of `work`, what was refused.
         backlog_s: Predicted work of those that were admitted, have a deadline, and have not been served.
         at_risk: Whether a tier misses its target by first tokens (`slo.monitor.shedding.TierBurn.at_risk`).
         capacity: What the replicas can do, in the unit of `work`; 0 without any, or before the first request.
@@ -68,6 +69,7 @@ class PrefillDemand:
     backlog_s: float
     at_risk: bool = False
     capacity: float = 0.0
+    refused: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +99,11 @@ class FleetDemand:
 
     @property
     def load(self) -> FleetLoad:
-        """Whether requests can be late for each other; what is refused is part of it."""
+        """Whether requests can be late for each other: by what is let in, as nobody waits for the rest."""
         prefill, decode = self.prefill, self.decode
         if prefill.capacity <= 0 or decode.replicas <= 0:
             return FleetLoad.UNKNOWN
-        of_prefill = prefill.work / prefill.capacity
+        of_prefill = (prefill.work - prefill.refused) / prefill.capacity
         of_decode = max(decode.memory, decode.pace) / decode.replicas
         queue_s = prefill.backlog_s / prefill.capacity
         if of_prefill > _QUEUEING or of_decode > _CROWDED or queue_s > _QUEUE_S:

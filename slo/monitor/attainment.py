@@ -73,9 +73,9 @@ class Counted(enum.Enum):
     ALL = enum.auto()
     """What people see, and alerts go by."""
     IN_REACH = enum.auto()
-    """Those that an idle fleet would keep: the fleet is steered by them."""
+    """Those that an idle fleet would keep, of requests that did not fail: the fleet is steered by them."""
     PREFILL = enum.auto()
-    """Of them those of a first token that prefill could have had in time."""
+    """Those of a first token that prefill could have had in time; those of one that failed before it, too."""
 
 
 class Series(NamedTuple):

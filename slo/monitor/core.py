@@ -82,7 +82,8 @@ class TierState:
 
     Attributes:
         burn: Of all promises.
-        burn_in_reach: Of those that an idle fleet would keep, by which the fleet is steered.
+        burn_in_reach: Of those that an idle fleet would keep, without requests that failed: by these the
+            fleet is steered.
         at_risk: Whether others are shed for it, under load, by these.
     """
 

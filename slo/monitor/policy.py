@@ -17,6 +17,9 @@ from slo.tiers import Tier
 MAX_VERSION: Final = 1 << 40
 """One more each second is fewer in thirty thousand years; a higher one could not be outdone."""
 
+RELAX_EVERY_S: Final = 30.0
+"""No shed level falls sooner than so long after the last change."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterPolicy:

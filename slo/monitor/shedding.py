@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from slo.autoscaling.need import FleetLoad
 from slo.monitor.attainment import Burn
-from slo.monitor.policy import ClusterPolicy
+from slo.monitor.policy import RELAX_EVERY_S, ClusterPolicy
 from slo.tiers import Tier, TierSet
 
 ALLOWED: Final = 1.0
@@ -72,7 +72,7 @@ class SteeringRules:
     reserve_step: float = 0.15
     max_reserved: float = 0.3
     tighten_every_s: float = 10.0
-    relax_every_s: float = 30.0
+    relax_every_s: float = RELAX_EVERY_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ class SteeredFleet:
 
     Args:
         in_order: Whether what has come first is served first, whatever its tier.
+        slow: The part of what is served that is late whatever waits.
 
     Attributes:
         fates: How many were admitted, or refused and why, by tier and by what became of them.
@@ -43,7 +44,7 @@ class SteeredFleet:
         late_s: By tier, when those ended that missed their objective.
     """
 
-    def __init__(self, *, in_order=False):
+    def __init__(self, *, in_order=False, slow=0.0):
         self._random = random.Random(1)
         self.admission = AdmissionController(
             DEFAULT_TIERS, AdmissionRules(), TenantGates({}), self._random.random
@@ -51,7 +52,7 @@ class SteeredFleet:
         self.admission.has_capacity(1.0)
         self.monitor = MonitorCore(MonitorSettings(models=("m",)), 0.0)
         self._queues = {tier: deque() for tier in ([STANDARD] if in_order else DEFAULT_TIERS.names)}
-        self._in_order = in_order
+        self._in_order, self._slow = in_order, slow
         self._asked, self._number, self._second = Counter(), 0, 0
         self.fates, self.steps = Counter(), []
         self.late_s = {tier: [] for tier in DEFAULT_TIERS.names}
@@ -112,7 +113,8 @@ class SteeredFleet:
         self.admission.ended(job, now_s)
         if fails:
             return self._ended(tier, Outcome.FAILED)
-        ended = self._ended(tier, Outcome.FINISHED, now_s - asked_s)
+        slow_s = 10.0 if self._random.random() < self._slow else 0.0
+        ended = self._ended(tier, Outcome.FINISHED, now_s - asked_s + slow_s)
         if ended.attained is False:
             self.late_s[tier].append(now_s)
         return ended
@@ -128,7 +130,8 @@ class SteeredFleet:
         seen = IngressSeen(ended)
         monitor.heard(MonitorReport("i", Role.INGRESS, 0, seen, settings=settings, model="m"), now_s)
         work, backlog_s = self.admission.demand(now_s)
-        prefill = PrefillDemand(work, backlog_s, capacity=self.admission.capacity)
+        refused = self.admission.refused_work(now_s)
+        prefill = PrefillDemand(work, backlog_s, capacity=self.admission.capacity, refused=refused)
         demand = FleetDemand(prefill, DecodeDemand(0.05, 1, 0.0, 1))
         monitor.heard(MonitorReport("r", Role.ROUTER, 0, RouterSeen({}, {}, demand), model="m"), now_s)
         monitor.look(now_s)

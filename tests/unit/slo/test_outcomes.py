@@ -118,6 +118,8 @@ REFUSED = replace(OK, outcome=Outcome.SHED, ttft_s=None, tpot_s=None)
         "refused, with nothing in reach": (REFUSED, (TTFT, TPOT), None),
         "left when that was missed": (replace(LEFT, ttft_s=0.3), (TTFT,), None),
         "answered as a whole": (WHOLE, (TTFT,), True),
+        "failed": (replace(OK, outcome=Outcome.FAILED), (), None),
+        "failed before its first token": (replace(OK, outcome=Outcome.FAILED, ttft_s=None), (TPOT,), None),
         "malformed": (replace(OK, outcome=Outcome.REJECTED), (TTFT,), None),
     }.values(),
 )

@@ -1,8 +1,12 @@
 """The monitor and the router's admission together: what is shed, for what, and for how long."""
 
+import itertools
+
+import pytest
 from steered_fleet import SteeredFleet, Stream
 
 from slo.errors import RejectionReason
+from slo.monitor.policy import RELAX_EVERY_S
 from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 CALM = {PREMIUM: Stream(5, 0.01)}
@@ -26,9 +30,44 @@ def test_background_that_makes_premium_late_is_shed_to_its_share_within_a_minute
     fleet = SteeredFleet(in_order=True)
     fleet.run(120, **CALM)
     assert fleet.steps == []
-    fleet.run(160, **CALM, **{BACKGROUND: Stream(20, 0.1)})
+    fleet.run(80, **CALM, **{BACKGROUND: Stream(20, 0.1)})
     began_s, steps = fleet.late_s[PREMIUM][0], fleet.steps
     raised = [(at_s, shed[BACKGROUND]) for at_s, shed, _ in steps[:4]]
     assert raised == [(steps[0][0] + 10 * number, 0.25 * (number + 1)) for number in range(4)]
     assert steps[0][0] < began_s + 6
-    assert max(fleet.late_s[PREMIUM]) < began_s + 50, "and is in time from then on"
+    assert max(fleet.late_s[PREMIUM]) < began_s + 50, "and is in time while that holds"
+
+
+def test_failures_of_engines_shed_nobody_and_bring_back_what_a_burst_had_shed():
+    """A twenty-fifth of premium fails, four times what its target allows; nothing waits for anything."""
+    fleet, failing = SteeredFleet(in_order=True), {PREMIUM: Stream(5, 0.01, fails=0.04)}
+    fleet.run(100, **CALM, **{BACKGROUND: Stream(20, 0.1)})
+    assert fleet.steps[-1][1][BACKGROUND] == 1.0
+    fleet.run(500, **failing, **{BACKGROUND: Stream(2, 0.2)})
+    steps = len(fleet.steps)
+    fleet.fates.clear()
+    fleet.run(600, **failing, **{BACKGROUND: Stream(2, 0.2)})
+    assert (fleet.steps[-1][1:], len(fleet.steps)) == (({}, 0.0), steps)
+    assert {why for _, why in fleet.fates} == {None}
+    assert fleet.monitor.state(1201.0).tiers[PREMIUM].burn.long.rate > 2, "people see them"
+
+
+def test_what_is_shed_does_not_keep_the_fleet_loaded():
+    """Of premium a twenty-fifth is late whatever waits; most of background is let in all the same."""
+    fleet = SteeredFleet(in_order=True, slow=0.04)
+    fleet.run(1800, **CALM, **{BACKGROUND: Stream(2, 0.2)})
+    asked = sum(count for (tier, _), count in fleet.fates.items() if tier == BACKGROUND)
+    assert 0.6 < fleet.fates[BACKGROUND, None] / asked < 0.9, "its share is three eighths of that"
+    assert not any(shed.get(STANDARD) for _, shed, _ in fleet.steps), "and nobody else is shed"
+
+
+@pytest.mark.parametrize("slow", [0.0, 0.04])
+@pytest.mark.parametrize("per_s", [4, 20])
+def test_no_level_falls_sooner_than_it_may_after_any_change(per_s, slow):
+    """Background asks for much, and makes premium late whenever more of it is let in."""
+    fleet = SteeredFleet(in_order=True, slow=slow)
+    fleet.run(1200, **CALM, **{BACKGROUND: Stream(per_s, 0.1)})
+    for (before_s, before, kept), (at_s, after, keeps) in itertools.pairwise(fleet.steps):
+        if keeps < kept or any(after.get(tier, 0.0) < level for tier, level in before.items()):
+            assert at_s - before_s >= RELAX_EVERY_S
+    assert bool(fleet.steps) == (per_s == 20 or slow > 0)

@@ -11,7 +11,9 @@ from slo.admission.rules import AdmissionRules
 from slo.admission.tenant_limits import TenantGates
 from slo.errors import Rejected, RejectionReason
 from slo.request import JobId
-from slo.tiers import BACKGROUND, PREMIUM, STANDARD, SYSTEM, TierPolicy, TierSet
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, SYSTEM, TierPolicy, TierSet
+
+SHARE = DEFAULT_TIERS[BACKGROUND].share
 
 
 def test_a_queue_that_would_take_too_long_is_not_lengthened():
@@ -103,8 +105,27 @@ def test_the_demand_counts_what_is_refused_and_of_what_waits_only_what_has_an_ob
             admission.ended(asked.job_id, number / 20)
     admission.decide(request("waits", PREMIUM, work_s=3.0), 100.0)
     work, backlog_s = admission.demand(100.0)
+    let_in = work - admission.refused_work(100.0)
+    assert let_in == pytest.approx(2 * SHARE + 10 * WORK_S + 3 / 20, rel=0.15)
     assert work == pytest.approx(20 * WORK_S + 10 * WORK_S + 3 / 20, rel=0.1)
     assert backlog_s == pytest.approx(3.0)
+
+
+def test_what_is_refused_after_all_is_refused_and_what_decode_computes_was_never_asked_for():
+    admission = controller()
+    for number in range(40):
+        admission.decide(request(number, STANDARD), 0.1 * number)
+    assert admission.refused_work(4.0) == 0.0
+    for number in range(20):
+        admission.withdrawn(request(number, STANDARD).job_id, 4.0)
+        admission.not_for_prefill(request(number + 20, STANDARD).job_id)
+        admission.withdrawn(request(number + 20, STANDARD).job_id, 4.0)
+    work, _ = admission.demand(4.2)
+    assert admission.refused_work(4.2) == pytest.approx(work, rel=0.02)
+    assert work == pytest.approx(20 * WORK_S / 20, rel=0.2)
+    assert admission.refused_work(2000.0) == pytest.approx(0.0, abs=1e-9)
+    admission.decide(request("later", STANDARD), 2000.0)
+    assert admission.refused_work(2000.0) == pytest.approx(0.0, abs=1e-9), "and is forgotten"
 
 
 def test_what_was_admitted_before_a_restart_is_not_taken_from_what_is_asked_for_now():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from slo.admission.rules import AdmissionRequest
 from slo.admission.tenant_limits import Usage
 from slo.errors import Rejected, RejectionReason
+from slo.monitor.shedding import SteeringRules
 from slo.request import JobId
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
@@ -95,3 +96,13 @@ def test_without_a_prefill_replica_no_level_refuses_anybody():
     admission = controller(NO_BACKLOG, replicas=0.0)
     admission.follow({BACKGROUND: 1.0}, 0.0)
     assert set(offer(admission, offered(background=5.0))[BACKGROUND, "a"]) == {"admitted"}
+
+
+@pytest.mark.parametrize("load", [0.5, 4.0])
+def test_who_is_shed_comes_back_no_sooner_than_a_level_falls(load):
+    admission = controller()
+    admission.follow({BACKGROUND: 1.0}, 0.0)
+    decisions = [admission.decide(request(number), WORK_S / load * number) for number in range(300)]
+    shed = [one for one in decisions if one and one.reason is RejectionReason.SHED_BY_POLICY]
+    assert shed
+    assert all(SteeringRules().relax_every_s <= one.retry_after_s <= 60.0 for one in shed)

@@ -37,5 +37,7 @@ def test_what_prefill_could_not_help_asks_for_no_prefill_replica(core, ended):
     core.heard(MonitorReport("router", Role.ROUTER, 0, RouterSeen({}, {}, demand)), 1.0)
     core.heard(ingress(*[ended] * 20), 2.0)
     core.look(3.0)
-    assert core.state(3.0).tiers[PREMIUM].at_risk
+    state = core.state(3.0).tiers[PREMIUM]
+    assert state.burn.short.rate > 2, "people see it"
+    assert state.at_risk is (ended.outcome is not Outcome.FAILED), "to shed others mends no failure"
     assert core.demand(3.0) == demand
