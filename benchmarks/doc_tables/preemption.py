@@ -9,9 +9,9 @@ from typing import Any, Final
 from benchmarks.report import markdown, result
 
 
-def votes() -> str:
+def votes(file: str) -> str:
     """What a vote takes, by transport and ranks."""
-    found = result("engines/vote")
+    found = result(file)
     alone = f"{found['lone_boundary_us']:.2f} µs (mean)"
     rows = [
         [row["transport"], str(row["ranks"]), *(_took(row["us"][point]) for point in ("p50", "p99"))]
@@ -34,12 +34,12 @@ def stop_latency() -> str:
         [
             f"`{row['granularity']}`",
             *(f"{row['order_to_stop_ms'][point]:.1f} ms" for point in ("p50", "p90", "p100")),
-            *(f"{row[share]:.1%}" if row[share] else "0" for share in ("lost", "most_lost")),
+            *(f"{row[share]:.1%}" if row[share] else "0" for share in ("wasted", "max_wasted")),
             f"{row['checkpoint_bytes_per_token'] / 1024:.1f} KiB",
         ]
         for row in result("engines/stop_latency")["rows"]
     ]
-    columns = ["Order to stop, p50", "p90", "longest", "Again, mean", "most", "Checkpoint of each token"]
+    columns = ["Order to stop, p50", "p90", "longest", "Again, mean", "most", "Largest checkpoint, per token"]
     return markdown(["`granularity`", *columns], rows)
 
 
@@ -149,7 +149,8 @@ def _middle(cell: Mapping[str, float]) -> str:
 
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
-    "votes": votes,
+    "votes": lambda: votes("engines/vote"),
+    "votes-four-cores": lambda: votes("engines/vote_four_cores"),
     "stop-latency": stop_latency,
     "preemption-rules": rules,
     "preemption-limits": margins_and_limits,
