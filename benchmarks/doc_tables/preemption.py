@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from benchmarks.report import markdown, result
 
@@ -43,44 +43,48 @@ def stop_latency() -> str:
     return markdown(["`granularity`", *columns], rows)
 
 
-def _case(row: Mapping[str, Any]) -> tuple[int, float]:
-    return row["burst"], row["load"]
+_Case: TypeAlias = tuple[int, float]
+"""How many arrive at once, and the load."""
 
 
-def _arrivals(cases: Iterable[tuple[int, float]]) -> list[str]:
+def _by_case(rows: Iterable[Mapping[str, Any]], *keys: str) -> dict[tuple[str, ...], dict[_Case, Any]]:
+    """Rows by the values of these keys, and by their arrivals."""
+    found: dict[tuple[str, ...], dict[_Case, Any]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in keys), {})[row["burst"], row["load"]] = row
+    return found
+
+
+def _arrivals(cases: Iterable[_Case]) -> list[str]:
     return [f"{'one by one' if burst == 1 else f'bursts of {burst}'}, load {load:g}" for burst, load in cases]
 
 
 def rules() -> str:
     """Share in time, by weight, with each order, mode and policy."""
-    found: dict[tuple[str, str, str], dict[tuple[int, float], float]] = {}
-    for row in result("cores/preemption_rules")["rules"]:
-        found.setdefault((row["order"], row["mode"], row["policy"]), {})[_case(row)] = row["weighted"]
+    found = _by_case(result("cores/preemption_rules")["rules"], "order", "mode", "policy")
     cases = list(next(iter(found.values())))
     rows = [
         [
             f"`{order}`",
             f"`{mode}`" if policy == "-" else f"`{mode}`, `{policy}`",
-            *(f"{shares[case]:.1f}" for case in cases),
+            *(f"{by[case]['weighted']:.1f}" for case in cases),
         ]
-        for (order, mode, policy), shares in found.items()
+        for (order, mode, policy), by in found.items()
     ]
     return markdown(["Order", "Mode, policy", *_arrivals(cases)], rows)
 
 
-_STOPS_AT: Final = (1, 0.9)
+_STOPS_AT: Final[_Case] = (1, 0.9)
 """The arrivals by which stops are told."""
 
 
 def margins_and_limits() -> str:
     """Share in time, by weight, of the default with other margins and limits, and how often it stops."""
-    found: dict[str, dict[tuple[int, float], Mapping[str, Any]]] = {}
-    for row in result("cores/preemption_rules")["variations"]:
-        found.setdefault(row["rules"], {})[_case(row)] = row
+    found = _by_case(result("cores/preemption_rules")["variations"], "rules")
     cases = list(next(iter(found.values())))
     rows = [
         [name, *(f"{by[case]['weighted']:.1f}" for case in cases), f"{by[_STOPS_AT]['stops']:.2f}"]
-        for name, by in found.items()
+        for (name,), by in found.items()
     ]
     return markdown(["", *_arrivals(cases), f"stops a request, {_arrivals([_STOPS_AT])[0]}"], rows)
 

@@ -122,7 +122,9 @@ def check_memory(config: SlackServeConfig, bytes_here: int | None = None) -> Non
     Raises:
         ConfigError: naming the key, what is needed and what is here.
     """
-    models = [each for each in config.of_each_model() if each.accelerator == "cpu"]
+    if config.accelerator != "cpu":
+        return
+    models = config.of_each_model()
     needed_gib = sum(each.kv_cache_gib * _workers(each) for each in models)
     here_gib = (psutil.virtual_memory().total if bytes_here is None else bytes_here) / 2**30
     if needed_gib > here_gib:

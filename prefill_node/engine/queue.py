@@ -127,8 +127,7 @@ class QueueView:
     def _alone(self, request: Request) -> Prefill:
         """A request that is in no step: how long it was suspended gives it no place in the queue."""
         left, predictor = _left(request), self._stepper.rules.predictor
-        prefill = self._prefill(request, predictor.prefill_s(*left), idle_s=predictor.idle_s(*left))
-        return msgspec.structs.replace(prefill, suspended_s=0.0) if prefill.suspended_s else prefill
+        return self._prefill(request, predictor.prefill_s(*left), idle_s=predictor.idle_s(*left))
 
     def _waiting(self, request: Request) -> Queued:
         """A request that waits to start; as long as it has never been stopped it looks the same each time."""
@@ -143,7 +142,8 @@ class QueueView:
         computed = request.num_computed_tokens
         behind = request.num_tokens - computed
         behind_s = self._stepper.rules.predictor.prefill_s(behind, computed)
-        prefill = self._prefill(request, behind_s, argument(request, JOB_XARG) or "")
+        closed_s = self._suspensions.closed_s(request.request_id)
+        prefill = self._prefill(request, behind_s, argument(request, JOB_XARG) or "", suspended_s=closed_s)
         pairs = attention_pairs(tokens, computed - tokens)
         return Member(request.request_id, prefill, tokens, pairs, behind)
 
@@ -192,7 +192,13 @@ class QueueView:
         behind = [_behind(request, step) for request in requests]
         remaining_s = predictor.pass_s(step.tokens, step.pairs) * (1.0 - step.done)
         remaining_s += sum([predictor.prefill_s(*left) for left in behind])
-        members = tuple([self._prefill(request, remaining_s) for request in requests])
+        closed_s = self._suspensions.closed_s
+        members = tuple(
+            [
+                self._prefill(request, remaining_s, suspended_s=closed_s(request.request_id))
+                for request in requests
+            ]
+        )
         if len(self._stopped) > 2 * len(self._suspensions.steps):
             self._stopped = {}
         known = _Stopped(predictor, requests, members, sum([tokens for tokens, _ in behind]))
@@ -207,7 +213,12 @@ class QueueView:
         return self._alone(request)
 
     def _prefill(
-        self, request: Request, remaining_s: float, job: str | None = None, idle_s: float = 0.0
+        self,
+        request: Request,
+        remaining_s: float,
+        job: str | None = None,
+        idle_s: float = 0.0,
+        suspended_s: float = 0.0,
     ) -> Prefill:
         """A request with so much to do; under the engine's name for it when it has no job."""
         given = _arguments(request)
@@ -222,7 +233,7 @@ class QueueView:
             remaining_s,
             request.arrival_time if arrived_s is None else float(arrived_s),
             0 if account is None else account.preemptions,
-            0.0 if account is None else account.suspended_s,
+            suspended_s,
             tier=given.get(TIER_XARG) or SYSTEM,
             idle_s=idle_s,
         )

@@ -315,15 +315,12 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
     def _suspend(self, scheduled: SchedulerOutput, stopped: PreemptedOutput, pairs: float) -> None:
         """Roll a stopped step back, and keep it to be issued again; `pairs` are those of all its members."""
         members: dict[str, int] = {}
-        gone: dict[str, int] = {}
         left_pairs = self._pairs(scheduled.num_scheduled_tokens)
         for request_id, tokens in scheduled.num_scheduled_tokens.items():
             self.prev_step_scheduled_req_ids.discard(request_id)
             if (request := self._unfinished(request_id)) is not None:
                 self._roll_back(request, tokens)
                 members[request_id] = tokens
-            else:
-                gone[request_id] = tokens
         stopped_order = StepOrder.of(scheduled)
         assert stopped_order is not None
         step_id = stopped_order.step_id
@@ -331,7 +328,8 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         beneficiary = "" if order is None else order.beneficiary
         computed, done = self._fractions(stopped, scheduled.total_num_scheduled_tokens, pairs)
         boundary, kept = (stopped.resumes_at, done) if stopped.is_kept else (0, 0.0)
-        for request_id, tokens in gone.items():  # of what is not kept, the notice of the stop tells
+        for request_id, tokens in scheduled.num_scheduled_tokens.items():
+            # Only who has left is dropped here, and of what is not kept the notice of the stop tells.
             self._drop_left(request_id, tokens, kept if members else 0.0)
         kept_bytes, at_s = stopped.checkpoint_bytes, stopped.stopped_s
         step = SuspendedStep(step_id, members, left_pairs, boundary, kept, kept_bytes, at_s, beneficiary)

@@ -21,7 +21,7 @@ from prefill_node.board.board import Board
 from prefill_node.board.layout import BOUNDARY_BITS, STEP_BITS, vote_words
 from prefill_node.board.segment import BoardUnavailableError
 from prefill_node.worker.vote_errors import FIRST_PASS_S, VoteMismatchError, VoteTimeoutError
-from slo.liveness import MAX_LOOK_S
+from slo.liveness import StallAccount
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -184,20 +184,16 @@ def choose_transport(
 def _pauses(limit_s: float) -> Iterator[None]:
     """Yield between two looks, with longer and longer pauses, until the limit has passed.
 
-    Of the time between two looks no more than `MAX_LOOK_S` counts: a rank that was itself frozen has seen
-    nothing, and those that it waits for may have been frozen with it.
+    The time in which it was itself frozen does not count: those that it waits for may have been frozen, too.
     """
     yield from repeat(None, _SPINS)
-    waited_s, looked_at_s = 0.0, time.monotonic()
+    waited = StallAccount()
+    waited.look(None, has_work=True, now_s=time.monotonic())
     for _ in range(_YIELDS):
         os.sched_yield()
         yield
     pause_s = _FIRST_PAUSE_S
-    while True:
-        now_s = time.monotonic()
-        waited_s, looked_at_s = waited_s + min(now_s - looked_at_s, MAX_LOOK_S), now_s
-        if waited_s >= limit_s:
-            return
+    while waited.look(None, has_work=True, now_s=time.monotonic()) < limit_s:
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         yield

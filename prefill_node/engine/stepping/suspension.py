@@ -159,14 +159,15 @@ class Suspensions:
     def suspended_s(self, request: str, now_s: float) -> float:
         """Seconds that a request has been suspended within its chunk, an open suspension included."""
         step = self.step_of(request)
-        return self._closed_s(request) + (0.0 if step is None else now_s - step.since_s)
+        return self.closed_s(request) + (0.0 if step is None else now_s - step.since_s)
 
     def is_overdue(self, step: SuspendedStep, now_s: float) -> bool:
         """Whether one of its members has been suspended for as long as a request may be."""
         open_s = now_s - step.since_s
-        return any(self._closed_s(request) + open_s >= self.max_suspended_s for request in step.members)
+        return any(self.closed_s(request) + open_s >= self.max_suspended_s for request in step.members)
 
-    def _closed_s(self, request: str) -> float:
+    def closed_s(self, request: str) -> float:
+        """Of these seconds, those of suspensions that have ended."""
         account = self.accounts.get(request)
         return 0.0 if account is None else account.suspended_s
 

@@ -1,8 +1,14 @@
 """Who is left out of a step, or does not start yet, for the pace of others."""
 
 import pytest
-from pressure_steps import LOW, TOP, knows_steps
-from vllm.v1.request import RequestStatus
+from pressure_steps import (
+    LOW,
+    TOP,
+    knows_steps,
+    kv_is_on_its_way,
+    one_with_an_objective_beside_others,
+    their_clients_leave,
+)
 
 from slo.decode.restore import STARVES_AFTER_S
 from slo.request import FIRST_DUE_XARG
@@ -26,10 +32,7 @@ def test_prompts_that_are_computed_under_pressure_leave_something_for_the_stream
 
 def test_streams_without_an_objective_are_left_out_for_one_that_is_late(stepped):
     engine = stepped(500)
-    knows_steps(engine, fixed_s=0.001, stream_s=0.01)
-    engine.add("urgent", 20, 60, tier=TOP, tpot_s=0.05)
-    for number in range(8):
-        engine.add(f"free{number}", 20, 60, tier=LOW)
+    one_with_an_objective_beside_others(engine, stream_s=0.01)
     engine.step()
     account = engine.scheduler._book.accounts["urgent"]
     assert account.tpot_s == 0.05
@@ -104,19 +107,12 @@ def test_newcomers_whose_kv_is_on_its_way_count_among_those_who_bear_the_next(st
     engine = stepped(2000)
     bear_with_an_urgent_one(engine)
     scheduler = engine.scheduler
-    for number in range(10):
-        request = engine.add(f"pulled{number}", 20, 60, tier=LOW)
-        scheduler.kv_cache_manager.allocate_slots(request, 20, delay_cache_blocks=True)
-        scheduler.waiting.remove_request(request)
-        request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
-        scheduler.skipped_waiting.add_request(request)
+    kv_is_on_its_way(engine, 10)
     for number in range(40):
         engine.add(f"low{number}", 20, 60, tier=LOW)
     engine.step()
     assert len(scheduler.running) == 1 + 7
-    for number in range(10):
-        scheduler.finished_recving_kv_req_ids.add(f"pulled{number}")
-        scheduler.finish_requests(f"pulled{number}", RequestStatus.FINISHED_ABORTED)
+    their_clients_leave(engine, 10)
     engine.step()
     assert len(scheduler.running) == 1 + 17
     engine.finish()
@@ -124,9 +120,6 @@ def test_newcomers_whose_kv_is_on_its_way_count_among_those_who_bear_the_next(st
 
 def test_nobody_is_left_out_while_the_objective_is_kept(stepped):
     engine = stepped(500)
-    knows_steps(engine, fixed_s=0.001, stream_s=0.001)
-    engine.add("urgent", 20, 60, tier=TOP, tpot_s=0.05)
-    for number in range(8):
-        engine.add(f"free{number}", 20, 60, tier=LOW)
+    one_with_an_objective_beside_others(engine, stream_s=0.001)
     engine.finish()
     assert engine.scheduler._report.figures.skipped == 0

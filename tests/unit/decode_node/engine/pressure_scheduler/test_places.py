@@ -1,8 +1,7 @@
 """Who gets a place in the batch, and which places are kept for the top tier."""
 
 import pytest
-from pressure_steps import LOW, MIDDLE, TOP
-from vllm.v1.request import RequestStatus
+from pressure_steps import LOW, MIDDLE, TOP, kv_is_on_its_way, their_clients_leave
 
 from slo.decode.predicted_peak import Pool
 
@@ -88,17 +87,10 @@ def test_streams_whose_kv_is_on_its_way_take_no_place_that_is_kept(stepped):
     engine.add("first", 16, 5, tier=TOP)
     engine.step()
     scheduler = engine.scheduler
-    for number in range(18):
-        request = engine.add(f"pulled{number}", 20, 60, tier=LOW)
-        scheduler.kv_cache_manager.allocate_slots(request, 20, delay_cache_blocks=True)
-        scheduler.waiting.remove_request(request)
-        request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
-        scheduler.skipped_waiting.add_request(request)
+    kv_is_on_its_way(engine, 18)
     for number in range(4):
         engine.add(f"low{number}", 20, 60, tier=LOW)
     engine.step()
     assert len(scheduler.running) == 2, "one has the place that is left beside those"
-    for number in range(18):
-        scheduler.finished_recving_kv_req_ids.add(f"pulled{number}")
-        scheduler.finish_requests(f"pulled{number}", RequestStatus.FINISHED_ABORTED)
+    their_clients_leave(engine, 18)
     engine.finish()

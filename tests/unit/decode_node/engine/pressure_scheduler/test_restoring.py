@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from pressure_steps import LOW, TOP, expects, knows_steps
+from pressure_steps import LOW, TOP, expects, knows_steps, one_has_lost_its_memory
 from vllm.v1.request import RequestStatus
 
 pytestmark = pytest.mark.slow
@@ -60,12 +60,7 @@ def test_a_victim_waits_until_there_is_room_for_it_to_end(stepped):
 
 def test_whose_memory_was_taken_comes_back_before_newcomers_of_its_tier(stepped):
     engine = stepped(24)
-    expects(engine, 1)
-    for name in ("a", "b", "c"):
-        engine.add(name, 100, 100)
-    while not engine.preempted:
-        engine.step()
-    victim = engine.preempted[0]
+    victim = one_has_lost_its_memory(engine, 100)
     engine.add("new", 100, 10)
     started = []
     while len(started) < 2:

@@ -1,7 +1,7 @@
 """Whose memory is taken, and whose is not."""
 
 import pytest
-from pressure_steps import LOW, MIDDLE, TOP, expects, reasons
+from pressure_steps import LOW, MIDDLE, TOP, expects, one_has_lost_its_memory, reasons
 from vllm.v1.request import RequestStatus
 
 from decode_node.engine.setup import DecodeSetup
@@ -62,12 +62,7 @@ def test_the_third_time_another_one_goes(stepped):
 
 def test_aborted_while_its_memory_is_taken(stepped):
     engine = stepped(24)
-    expects(engine, 1)
-    for name in ("a", "b", "c"):
-        engine.add(name, 100, 100)
-    while not engine.preempted:
-        engine.step()
-    name = engine.preempted[0]
+    name = one_has_lost_its_memory(engine, 100)
     engine.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
     engine.finish()
     assert name not in engine.finished
