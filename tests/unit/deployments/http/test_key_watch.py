@@ -176,7 +176,7 @@ async def test_the_first_read_is_waited_for_as_long_as_it_takes(file):
     write(file, "b-key-12345")
     await asyncio.wait_for(waiting, 5)
     assert knows(watch, "b-key-12345") == "b"
-    assert gauges.values == {API_KEYS_UNREAD: 0}
+    assert_soon(lambda: gauges.values == {API_KEYS_UNREAD: 0}, 3)
 
 
 def test_a_file_that_cannot_be_used_any_more_is_shown_as_long_as_it_is_so(file):
