@@ -17,6 +17,7 @@ from slo.autoscaling.need import FleetDemand, FleetLoad
 from slo.monitor.attainment import Attainment, Counted, RollingAttainment, Series
 from slo.monitor.corrections import Corrections
 from slo.monitor.directives import DirectiveReason, PreemptDirective, direct
+from slo.monitor.easing import UNTRIED
 from slo.monitor.messages import (
     DecodeSeen,
     IngressSeen,
@@ -146,6 +147,7 @@ class MonitorCore:
         self.reason = SteerReason.NOTHING_TO_DO
         self._started_s = now_s
         self._changed_s = now_s
+        self._easing = UNTRIED
         self.heard_s = now_s
         self._attainment = RollingAttainment(settings.window_s)
         self._corrections = Corrections(settings.quantile)
@@ -190,8 +192,11 @@ class MonitorCore:
         if self.settings.steers:
             demand = self._told_demand(now_s)
             load = FleetLoad.UNKNOWN if demand is None else demand.load
-            steered = steer(self.policy, burns, load, now_s - self._changed_s, rules, self.settings.tiers)
-            self.reason = steered.reason
+            if demand is not None and demand.prefill.capacity > 0:
+                self._easing = self._easing.asking(demand.prefill.work / demand.prefill.capacity)
+            since_s, tiers = now_s - self._changed_s, self.settings.tiers
+            steered = steer(self.policy, burns, load, since_s, rules, tiers, self._easing)
+            self.reason, self._easing = steered.reason, steered.easing
             if steered.policy is not self.policy:
                 self.policy, self._changed_s = steered.policy, now_s
                 self.steered[steered.reason] += 1

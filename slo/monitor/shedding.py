@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from slo.autoscaling.need import FleetLoad
 from slo.monitor.attainment import Burn
+from slo.monitor.easing import UNTRIED, Easing, EasingRules
 from slo.monitor.policy import RELAX_EVERY_S, ClusterPolicy
 from slo.tiers import Tier, TierSet
 
@@ -63,6 +64,7 @@ class SteeringRules:
         max_reserved: The largest reservation.
         tighten_every_s: Shortest time between two steps towards more shedding.
         relax_every_s: Shortest time between any change and a step towards less.
+        relax_at_most_s: The same for one that has not held (see `EasingRules`).
     """
 
     act_at_burn: float = 2.0
@@ -73,6 +75,12 @@ class SteeringRules:
     max_reserved: float = 0.3
     tighten_every_s: float = 10.0
     relax_every_s: float = RELAX_EVERY_S
+    relax_at_most_s: float = 480.0
+
+    @property
+    def easing(self) -> EasingRules:
+        """Those for steps towards less."""
+        return EasingRules(self.relax_every_s, self.relax_at_most_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +105,11 @@ class TierBurn:
 
 @dataclass(frozen=True, slots=True)
 class Steered:
-    """The policy to follow from now on, and why it is that one."""
+    """The policy to follow from now on, why it is that one, and what is known of steps towards less."""
 
     policy: ClusterPolicy
     reason: SteerReason
+    easing: Easing
 
 
 def steer(
@@ -110,6 +119,7 @@ def steer(
     since_change_s: float,
     rules: SteeringRules,
     tiers: TierSet,
+    easing: Easing = UNTRIED,
 ) -> Steered:
     """Take one step, or none.
 
@@ -117,17 +127,26 @@ def steer(
     shed from the lowest one upwards, each as far as the rules allow before the next; for the top tier more is
     reserved, too. What was shed last is admitted first: a tier as soon as all above it are calm, the lowest
     one and the reservation last. The top tier is never shed, and nothing is shed for the lowest.
-    `since_change_s` counts from the last change by these rules.
+    `since_change_s` counts from the last change by these rules. What was too little to shed is tried again
+    later each time.
 
     What is missed otherwise than for load, shedding would not mend: a step towards more is taken only while
     the fleet is loaded, and while it is idle all tiers count as calm.
     """
     changes, reason = _wanted(policy, burns, load, rules, tiers)
     if not changes:
-        return Steered(policy, reason)
-    if since_change_s < (rules.tighten_every_s if reason in _TIGHTENS else rules.relax_every_s):
-        return Steered(policy, SteerReason.TOO_SOON)
-    return Steered(policy.revised(**changes), reason)
+        return Steered(policy, reason, easing)
+    revised = policy.revised(**changes)
+    if reason in _TIGHTENS:
+        waits_s, then = (
+            rules.tighten_every_s,
+            easing.after_tightening(policy, since_change_s, rules.easing),
+        )
+    else:
+        waits_s, then = easing.waits_s(revised, rules.easing), easing.after_easing(policy, rules.easing)
+    if since_change_s < waits_s:
+        return Steered(policy, SteerReason.TOO_SOON, easing)
+    return Steered(revised, reason, then)
 
 
 def _wanted(

@@ -71,3 +71,27 @@ def test_no_level_falls_sooner_than_it_may_after_any_change(per_s, slow):
         if keeps < kept or any(after.get(tier, 0.0) < level for tier, level in before.items()):
             assert at_s - before_s >= RELAX_EVERY_S
     assert bool(fleet.steps) == (per_s == 20 or slow > 0)
+
+
+def test_in_an_overload_that_lasts_the_top_tier_keeps_its_target_though_more_is_tried():
+    """What has come first is served first: each level that is too low costs premium."""
+    fleet = SteeredFleet(in_order=True)
+    overload = CALM | {BACKGROUND: Stream(20, 0.1)}
+    fleet.run(600, **overload)
+    steps = len(fleet.steps)
+    fleet.run(1200, **overload)
+    late = sum(at_s > 600 for at_s in fleet.late_s[PREMIUM])
+    assert late <= 0.01 * 5 * 1200
+    lowered = [
+        shed.get(BACKGROUND, 0.0) < before.get(BACKGROUND, 0.0)
+        for (_, before, _), (_, shed, _) in itertools.pairwise(fleet.steps[steps - 1 :])
+    ]
+    assert 1 <= sum(lowered) <= 5, "it is tried, and not each half minute"
+
+
+def test_once_an_overload_is_over_what_was_shed_is_back_within_two_minutes():
+    fleet = SteeredFleet(in_order=True)
+    fleet.run(1800, **CALM, **{BACKGROUND: Stream(20, 0.1)})
+    assert fleet.steps[-1][1]
+    fleet.run(120, **CALM, **{BACKGROUND: Stream(5, 0.1)})
+    assert fleet.steps[-1][1:] == ({}, 0.0)
