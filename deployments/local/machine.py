@@ -7,6 +7,7 @@ more nodes will come is known there alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import metadata
 from math import ceil
 from pathlib import Path
@@ -117,7 +118,7 @@ def check_memory(config: SlackServeConfig, bytes_here: int | None = None) -> Non
 
     Args:
         config: Of tiers that follow the load the fewest replicas count.
-        bytes_here: The machine's memory; if None, it is looked up.
+        bytes_here: The memory that there is; if None, it is looked up.
 
     Raises:
         ConfigError: naming the key, what is needed and what is here.
@@ -126,15 +127,28 @@ def check_memory(config: SlackServeConfig, bytes_here: int | None = None) -> Non
         return
     models = config.of_each_model()
     needed_gib = sum(each.kv_cache_gib * _workers(each) for each in models)
-    here_gib = (psutil.virtual_memory().total if bytes_here is None else bytes_here) / 2**30
+    here_gib = (memory_bytes() if bytes_here is None else bytes_here) / 2**30
     if needed_gib > here_gib:
         workers = sum(map(_workers, models))
         msg = (
             f"kv_cache_gib: the KV caches of {workers} workers (replicas * tensor_parallel_size, both tiers "
-            f"of each model) take {needed_gib} GiB, and this machine has {here_gib:.1f} GiB; ask for fewer "
-            "replicas or less KV cache"
+            f"of each model) take {needed_gib} GiB, and this machine, or its container, has "
+            f"{here_gib:.1f} GiB; ask for fewer replicas or less KV cache"
         )
         raise ConfigError(msg)
+
+
+def memory_bytes(control_groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """The memory of this machine, or of the container that this is if it may use less.
+
+    Args:
+        control_groups: Where a container sees its own limit, of either version.
+    """
+    found = [psutil.virtual_memory().total]
+    for limit in ("memory.max", "memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # there is none, or it is "max"
+            found.append(int((control_groups / limit).read_text()))
+    return min(found)
 
 
 def advice(

@@ -3,6 +3,7 @@ from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
+import psutil
 import pytest
 
 import deployments
@@ -17,6 +18,7 @@ from deployments.local.machine import (
     check_packages,
     cpus_needed,
     left_unused,
+    memory_bytes,
 )
 
 
@@ -179,9 +181,25 @@ def test_units_that_the_default_leaves_unused_are_named(values, flags, is_said, 
     ids=str,
 )
 def test_kv_caches_that_a_machine_has_no_memory_for_are_refused_before_anything_starts(values, needed):
-    match = f"kv_cache_gib: the KV caches of {needed}, and this machine has 8.0 GiB"
+    match = f"kv_cache_gib: the KV caches of {needed}, and this machine, or its container, has 8.0 GiB"
     with nullcontext() if needed is None else pytest.raises(ConfigError, match=match):
         check_memory(parse(values), 8 << 30)
+
+
+@pytest.mark.parametrize(
+    ("file", "limit", "found"),
+    [
+        ("memory.max", "4294967296", 4 << 30),
+        ("memory.max", "max", None),
+        ("memory/memory.limit_in_bytes", "4294967296", 4 << 30),
+        ("memory/memory.limit_in_bytes", "9223372036854771712", None),
+        ("other", "1", None),
+    ],
+)
+def test_the_memory_of_a_container_is_its_limit(file, limit, found, tmp_path):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(f"{limit}\n")
+    assert memory_bytes(tmp_path) == (found or psutil.virtual_memory().total)
 
 
 @pytest.mark.parametrize(
