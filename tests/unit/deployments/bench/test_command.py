@@ -90,11 +90,11 @@ def test_a_trace_is_replayed_with_its_shared_blocks(bench, server, tmp_path):
 def test_search_finds_the_rate_that_the_server_can_bear(bench, tmp_path):
     path = tmp_path / "search.json"
     mix = tmp_path / "mix.yaml"
-    mix.write_text("kinds: {chat: {share: 1, mean_tokens: 50, ttft_ms: 200, output_tokens: 1}}")
+    mix.write_text("kinds: {chat: {share: 1, mean_tokens: 50, ttft_ms: 400, output_tokens: 1}}")
     searching = ("--search", "--min-rate", "20", "--max-rate", "300", "--precision", "0.5", "--settle", "0")
     with CompletionsServer(Behaviour(seconds=lambda _: 0.01, is_serial=True)) as server:
         code, out, err = bench(
-            "--url", server.url, "--mix", mix, "--duration", "0.6", *searching, "--json", path
+            "--url", server.url, "--mix", mix, "--duration", "1.2", *searching, "--json", path
         )
     assert code == 0, err
     found = json.loads(path.read_text())
