@@ -171,6 +171,25 @@ def hostile_clients() -> str:
     return markdown(["Tried", "What was seen"], [[tried, "; ".join(seen)] for tried, *seen in rows])
 
 
+def tracing() -> str:
+    """What tracing adds to the first token, by length of the prompt."""
+    rows = []
+    for tokens, row in result("engines/trace_overhead")["by_prompt_tokens"].items():
+        of_ttft, sampled = row["part_of_ttft"], row["sampled_added_ms"]
+        rows.append(
+            [
+                f"{int(tokens):,}",
+                f"{row['off_ttft_ms']['p50']:.1f}",
+                f"{row['ratio_added_ms']['p50']:+.2f}",
+                f"{of_ttft['p50']:+.1%}",
+                f"{of_ttft['low']:+.0%} to {of_ttft['high']:+.0%}",
+                f"{sampled['p50']:+.1f} ({sampled['low']:+.1f} to {sampled['high']:+.1f})",
+            ]
+        )
+    columns = ["TTFT without, ms", "Added at 0.01, ms", "of TTFT", "95 % interval"]
+    return markdown(["Prompt tokens", *columns, "Added to a sampled request, ms"], rows)
+
+
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "hostile-clients": hostile_clients,
     "validation": validation,
@@ -182,4 +201,5 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "embedded-before": lambda: embedded("embedded_before", ("Before", "Now")),
     "embedded-dtype": lambda: embedded("embedded_dtype", ("`float32`", "`bfloat16`")),
     "footprint": footprint,
+    "tracing": tracing,
 }
