@@ -1,14 +1,18 @@
 """What waits on a replica, and the choice of its next step in short."""
 
+import math
+
 from prefill_node.board.messages import Queued
 from prefill_node.engine.stepping.memory import NOTHING_ELSE
 from prefill_node.engine.stepping.step_choice import ChoiceRules, Resume, Start, Wait, choose
 from prefill_node.engine.stepping.suspension import Suspended, SuspendedStep
 from slo.predict.prefill_time import PrefillPredictor
+from slo.queue.fairness import Boost, Fairness
 from slo.queue.order import QueueOrder
 from slo.queue.prefill import Prefill
 from slo.queue.slack import NO_DEADLINE
 from slo.request import JobId
+from slo.tiers import DEFAULT_TIERS, PREMIUM
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
 PLENTY = 1000
@@ -16,6 +20,15 @@ PLENTY = 1000
 
 def rules(join_tokens=1, order=QueueOrder.SEDF, fairness=None):
     return ChoiceRules(order, LINE, join_tokens, fairness=fairness)
+
+
+def having_led(*leads):
+    """The account of a replica that has served premium; classes that have led may not lead again."""
+    made = Fairness(DEFAULT_TIERS)
+    made.step_ended({PREMIUM: 1}, 100.0, 0.0)
+    for tier in leads:
+        made.step_ended({tier: 1}, 1.0, 0.0, Boost(tier, math.inf, counts=1e6))
+    return made
 
 
 def queued(name, tokens=100, deadline_s=NO_DEADLINE, weight=1.0, missing=1, held=0, arrived_s=0.0):

@@ -1,29 +1,14 @@
 import dataclasses
-import enum
-import re
-from pathlib import Path
-from typing import Literal, get_args, get_origin
 
 import pytest
 
 from deployments.config import ConfigError
-from deployments.config.admission import AdmissionConfig, FairnessConfig, TenantLimitsConfig
-from deployments.config.degraded import DegradedConfig
-from deployments.config.keys import KeyConfig
-from deployments.config.lora import LoraConfig
-from deployments.config.models import ModelSection
-from deployments.config.monitor import MonitorConfig
-from deployments.config.preemption import PreemptionConfig
-from deployments.config.pressure import PressureConfig
-from deployments.config.replicas import AutoscalingConfig, KVTransferConfig, PoolConfig
+from deployments.config.replicas import PoolConfig
 from deployments.config.settings import (
-    LimitsConfig,
-    RouterSection,
     SlackServeConfig,
     load,
     parse,
 )
-from deployments.config.tiers import TierConfig
 from router.fleet.view import RouterLimits
 from slo.tiers import DEFAULT_TIERS, PREMIUM, STANDARD, SYSTEM
 
@@ -345,52 +330,6 @@ def test_the_servers_own_tier_can_be_given_to_nobody(values):
     assert parse({}).tiers.tier_set()[SYSTEM] == DEFAULT_TIERS[SYSTEM]
 
 
-PAGE = (Path(__file__).parents[4] / "docs" / "configuration.md").read_text()
-SECTIONS = {
-    "Top level": [SlackServeConfig],
-    "`tiers`": [TierConfig],
-    "`prefill` and `decode`": [PoolConfig],
-    "`autoscaling`": [AutoscalingConfig],
-    "`preemption`": [PreemptionConfig],
-    "`fairness`": [FairnessConfig],
-    "`admission`": [AdmissionConfig],
-    "`kv_transfer`": [KVTransferConfig],
-    "`router`": [RouterSection],
-    "`monitor`": [MonitorConfig],
-    "`degraded`": [DegradedConfig],
-    "`pressure`": [PressureConfig],
-    "`lora`": [LoraConfig],
-    "`models`": [ModelSection],
-    "`limits`": [LimitsConfig],
-    "`api_keys`": [KeyConfig, TenantLimitsConfig],
-}
-
-
-def documented(heading):
-    """The row of each key in the tables of keys of one section of docs/configuration.md."""
-    text = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    blocks = [block.strip() for block in text.split("\n\n")]
-    rows = [row for block in blocks if block.startswith("| Key") for row in block.splitlines()[2:]]
-    return {key: row for row in rows for key in re.findall(r"`(\w+)", row.split("|")[1])}
-
-
-def choices(annotation):
-    """The words among which a key of this type chooses; none for any other type."""
-    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        return {member.value for member in annotation}
-    return set(get_args(annotation)) if get_origin(annotation) is Literal else set()
-
-
-@pytest.mark.parametrize("heading", SECTIONS)
-def test_every_key_is_documented_with_all_its_choices(heading):
-    fields = {name: field for section in SECTIONS[heading] for name, field in section.model_fields.items()}
-    rows = documented(heading)
-    assert set(rows) == set(fields)
-    for name, field in fields.items():
-        missing = {choice for choice in choices(field.annotation) if f"`{choice}`" not in rows[name]}
-        assert not missing, f"{name}: {missing}"
-
-
 def test_every_limit_reaches_the_router():
     given = {"stale_after_s": 7, "silent_after_s": 3, "stretch": 4}
     limits = RouterLimits(stale_after_s=7, silent_after_s=3, stretch=4)
@@ -410,77 +349,3 @@ def test_an_engine_may_take_longer_where_it_compiles_kernels():
 def test_prompts_that_decode_shall_compute_need_the_means():
     with pytest.raises(ConfigError, match=r"degraded\.local_prefill"):
         parse({"kv_transfer": {"local_below": 64}, "degraded": {"local_prefill": False}})
-
-
-TWO = {
-    "prefill": {"replicas": 3, "engine_kwargs": {"seed": 1}},
-    "decode": {"node_labels": {"pool": "a"}, "engine_kwargs": {"tool_call_parser": "hermes"}},
-    "kv_transfer": {"lease_s": 60, "link": {"bytes_per_token": 1, "gigabytes_per_s": 1}},
-}
-
-
-def test_a_further_model_is_as_the_deployment_but_for_what_it_says_and_what_is_one_models_own():
-    own = {"model": "b", "decode": {"replicas": 2}, "dtype": "half", "kv_transfer": {"local_below": 32}}
-    config = parse({"model": "a", "max_model_len": 4096, "models": {"coder": own}} | TWO)
-    first, coder = config.of_each_model()
-    assert first is config
-    assert (coder.model, coder.model_name, coder.models) == ("b", "coder", {})
-    assert (coder.prefill.replicas, coder.decode.replicas, coder.dtype) == (3, 2, "half")
-    assert coder.decode.node_labels == {"pool": "a"}
-    assert coder.prefill.engine_kwargs == coder.decode.engine_kwargs == {}, "arguments are of one model"
-    assert (coder.max_model_len, coder.profile, coder.kv_transfer.link) == (None, None, None)
-    assert (coder.kv_transfer.lease_s, coder.kv_transfer.local_below) == (60, 32)
-    assert coder.preemption == config.preemption
-    transfer = config.kv_transfer
-    assert coder.kv_transfer.prefill_port == transfer.prefill_port + 100
-    assert coder.kv_transfer.decode_port == transfer.decode_port + 100
-
-
-def test_the_names_of_models_are_given_when_all_are():
-    further = {"model": "a", "models": {"coder": {"model": "b"}}} | TWO
-    assert parse(further | {"model_name": "chat"}).names_given() == ("chat", "coder")
-    assert parse(further).names_given() == (), "a directory would be called by its last part"
-
-
-def test_the_bounds_of_a_further_models_tier_are_checked_with_what_it_inherits():
-    own = {"model": "b", "prefill": {"min_replicas": 2}}
-    config = parse({"prefill": {"replicas": 3, "max_replicas": 4}, "models": {"coder": own}})
-    pool = config.of_each_model()[1].prefill
-    assert (pool.fewest, pool.replicas, pool.most) == (2, 3, 4)
-
-
-def test_a_further_models_accelerator_is_that_of_its_tiers_unless_they_say_otherwise():
-    own = {"model": "b", "accelerator_type": "H100", "decode": {"accelerator_type": "L4"}}
-    tiers = {"prefill": {"accelerator_type": "A100"}, "decode": {"accelerator_type": "A100"}}
-    config = parse({"accelerator": "cuda", "models": {"coder": own}} | tiers)
-    coder = config.of_each_model()[1]
-    assert (coder.accelerator_type, coder.prefill.accelerator_type) == ("H100", None)
-    assert coder.decode.accelerator_type == "L4"
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"models": {"b": {}}}, r"models\.b\.model"),
-        ({"models": {"b": {"model": "b", "modell": 1}}}, "modell"),
-        ({"models": {"a b": {"model": "b"}}}, "models"),
-        ({"models": {"a--b": {"model": "b"}}}, "two dashes"),
-        (
-            {"kv_transfer": {"decode_port": 65500}, "models": {"b": {"model": "b"}}},
-            r"(?s)models\.b.*decode_port.*65535",
-        ),
-        (
-            {"models": {"b": {"model": "b", "prefill": {"gpus_per_worker": 0.5}}}},
-            r"(?s)models\.b.*gpus_per_worker goes with accelerator: cuda",
-        ),
-        ({"models": {"b": {"model": "b", "kv_transfer": {"prefill_port": 20000}}}}, "they run into 20000"),
-        (
-            {"models": {"b": {"model": "b", "prefill": {"replicas": 3, "max_replicas": 2}}}},
-            r"models\.b: prefill: replicas, with which the tier starts, are 3",
-        ),
-        ({"prefill": {"replicas": 101}, "models": {"b": {"model": "b"}}}, "need 101 in a row"),
-    ],
-)
-def test_models_that_cannot_work_are_refused(values, message):
-    with pytest.raises(ConfigError, match=message):
-        parse(values)
