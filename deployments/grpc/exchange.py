@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -104,17 +104,36 @@ class _Unread:
         return message
 
 
+class _Request:
+    """What an application receives: a body, made when it asks for it, and then a client that stays."""
+
+    def __init__(self, body: Callable[[], Awaitable[bytes]] | None) -> None:
+        self._body = body
+        self._is_asked = False
+
+    async def receive(self) -> Message:
+        """Part of ASGI."""
+        if self._is_asked:
+            await asyncio.Event().wait()
+        self._is_asked = True
+        body = b"" if self._body is None else await self._body()
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
 async def exchange(
     app: ASGIApp,
     method: str,
     path: str,
     headers: list[tuple[bytes, bytes]],
-    body: bytes = b"",
+    body: Callable[[], Awaitable[bytes]] | None = None,
     query: bytes = b"",
     *,
     write_timeout_s: float | None = None,
 ) -> AsyncGenerator[Head | bytes, None]:
     """Yield the head of the answer, then of its body what has come since, as it comes.
+
+    The body is made when the application asks for it, which a gate does of those alone whom it lets in; what
+    that raises is raised to the application.
 
     Whoever closes it early, or is cancelled, has the request cancelled as a client does that goes away, and
     so does one that takes nothing for `write_timeout_s` while much is there.
@@ -124,8 +143,6 @@ async def exchange(
     """
     unread = _Unread()
     is_left = False
-    request = asyncio.Queue[dict[str, Any]]()  # after its one message it waits, as for a client that stays
-    request.put_nowait({"type": "http.request", "body": body, "more_body": False})
     scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -151,7 +168,7 @@ async def exchange(
             is_left = True
             running.cancel()  # where it waits next: in what generates the answer, which then ends itself
 
-    running = asyncio.ensure_future(app(scope, request.get, send))
+    running = asyncio.ensure_future(app(scope, _Request(body).receive, send))
     running.add_done_callback(lambda _: unread.end())
     try:
         while (message := await unread.get()) is not None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from google.protobuf.json_format import MessageToDict, ParseDict, SerializeToJsonError
 from google.protobuf.message import Message
+from google.protobuf.struct_pb2 import Value
+
+from deployments.http import errors as http_errors
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
+
+    from deployments.config.limits import LimitsConfig
 
 Answer = TypeVar("Answer", bound=Message)
 _OBJECTIVES: Final = ("tier", "ttft_ms", "tpot_ms", "e2e_ms")
@@ -18,6 +24,14 @@ _NOT_OURS: Final = frozenset({"content-encoding", "content-length", "content-typ
 """Metadata that describes the gRPC message, not the body that is made of it, or a web page.
 
 Pages have a proxy for gRPC-Web before them, which knows its own host and says who may ask."""
+BYTES_OF_JSON: Final = 6
+"""A message has no more for each of its JSON: the number of a Struct takes it eleven, and two of JSON."""
+_COUNTED: Final = {
+    "max_json_containers": "lists and objects",
+    "max_json_values": "values",
+    "max_json_names": "names",
+}
+_ANY_VALUE: Final = Value.DESCRIPTOR.full_name
 _CONSTANT: Final = frozenset({"object"})
 """Fields of an answer that say the same in each."""
 _EXACT_BELOW: Final = 2**53
@@ -49,10 +63,47 @@ def request_body(request: Message, *, stream: bool) -> bytes:
             if "function" in call:  # empty arguments are not there, and have to be
                 call["function"].setdefault("arguments", "")
     fields = [*values.items(), ("stream", stream), *extra.items()]
-    texts = [f"{json.dumps(name)}:{json.dumps(value)}" for name, value in fields]
+    texts = [f"{_json(name)}:{_json(value)}" for name, value in fields]
     if inside := written[1:-1].strip():
         texts.append(inside)
     return ("{" + ",".join(texts) + "}").encode()
+
+
+def _json(value: Any) -> str:
+    """Its text, no longer than HTTP clients write it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def refuse_large(request: Message, limits: LimitsConfig) -> None:
+    """Refuse a message that stands for more than a body may be, in time linear in what may be.
+
+    To make JSON of a message holds the interpreter, and takes ten times as long as to read as much JSON.
+
+    Raises:
+        HTTPError: 413 for its bytes, 400 for what is in it.
+    """
+    if request.ByteSize() > BYTES_OF_JSON * limits.max_body_bytes:
+        raise http_errors.too_large(limits.max_body_bytes)
+    found, left = Counter({"max_json_containers": 1}), [request]
+    while left:
+        message = left.pop()
+        for field, value in message.ListFields():
+            kind, many = field.message_type, len(value) if field.is_repeated else 1
+            is_map = kind is not None and kind.GetOptions().map_entry
+            found["max_json_values"] += many
+            found["max_json_names"] += many if is_map else 1
+            if kind is not None and kind.full_name != _ANY_VALUE and not is_map:
+                found["max_json_containers"] += many
+            for name, what in _COUNTED.items():
+                if found[name] > (limit := getattr(limits, name)):
+                    told = f"the message has {found[name]} {what}; limits.{name} allows {limit}"
+                    raise http_errors.bad_body(told)
+            if kind is None:
+                continue
+            if not is_map:
+                left += value if field.is_repeated else [value]
+            elif kind.fields_by_name["value"].message_type is not None:
+                left += [value[key] for key in value]
 
 
 def _with_integers(value: Any) -> Any:

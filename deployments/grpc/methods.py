@@ -20,7 +20,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from deployments.grpc import inference_pb2 as pb
 from deployments.grpc.exchange import SERVES_ID, Events, Head, SlowReaderError, exchange, refuse, tell
-from deployments.grpc.messages import Answer, parsed, request_body, request_headers
+from deployments.grpc.messages import Answer, parsed, refuse_large, request_body, request_headers
 from deployments.http import errors as http_errors
 from deployments.http.ingress import SlackServeIngress
 from slo.request import REQUEST_ID_HEADER
@@ -30,12 +30,16 @@ if TYPE_CHECKING:
     from ray.serve.grpc_util import RayServegRPCContext
     from starlette.types import ASGIApp
 
+    from deployments.config.limits import LimitsConfig
+
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["Inference"].full_name
 _WATCH_S: Final = 10.0
 """How long a watcher of health is told of changes before it asks anew: a replica that ends waits for it."""
 _LOOK_S: Final = 1.0
+_SMALL_BYTES: Final = 64 * 1024
+"""A message with fewer is made a body of within milliseconds; a larger one has to leave others their turn."""
 
 
 class InferenceIngress(SlackServeIngress):
@@ -48,14 +52,14 @@ class InferenceIngress(SlackServeIngress):
         self, request: pb.ChatRequest, grpc_context: RayServegRPCContext
     ) -> pb.ChatResponse:
         """Answer a chat completion."""
-        return await _whole(self.app, _CHAT, request, pb.ChatResponse(), grpc_context)
+        return await _whole(self.app, _CHAT, request, pb.ChatResponse(), grpc_context, self._limits)
 
     async def ChatStream(  # noqa: N802
         self, request: pb.ChatRequest, grpc_context: RayServegRPCContext
     ) -> AsyncGenerator[pb.ChatStreamResponse, None]:
         """Answer a chat completion as it comes."""
-        kind, limit_s = pb.ChatStreamResponse, self._limits.write_timeout_s
-        async with aclosing(_stream(self.app, _CHAT, request, kind, grpc_context, limit_s)) as answers:
+        kind = pb.ChatStreamResponse
+        async with aclosing(_stream(self.app, _CHAT, request, kind, grpc_context, self._limits)) as answers:
             async for answer in answers:
                 yield answer
 
@@ -63,14 +67,17 @@ class InferenceIngress(SlackServeIngress):
         self, request: pb.CompleteRequest, grpc_context: RayServegRPCContext
     ) -> pb.CompleteResponse:
         """Answer a text completion."""
-        return await _whole(self.app, _COMPLETIONS, request, pb.CompleteResponse(), grpc_context)
+        return await _whole(
+            self.app, _COMPLETIONS, request, pb.CompleteResponse(), grpc_context, self._limits
+        )
 
     async def CompleteStream(  # noqa: N802
         self, request: pb.CompleteRequest, grpc_context: RayServegRPCContext
     ) -> AsyncGenerator[pb.CompleteStreamResponse, None]:
         """Answer a text completion as it comes."""
-        kind, limit_s = pb.CompleteStreamResponse, self._limits.write_timeout_s
-        async with aclosing(_stream(self.app, _COMPLETIONS, request, kind, grpc_context, limit_s)) as answers:
+        kind = pb.CompleteStreamResponse
+        streamed = _stream(self.app, _COMPLETIONS, request, kind, grpc_context, self._limits)
+        async with aclosing(streamed) as answers:
             async for answer in answers:
                 yield answer
 
@@ -80,7 +87,9 @@ class InferenceIngress(SlackServeIngress):
         grpc_context: RayServegRPCContext,
     ) -> pb.ListModelsResponse:
         """Name the models that are served."""
-        return await _whole(self.app, "/v1/models", request, pb.ListModelsResponse(), grpc_context)
+        return await _whole(
+            self.app, "/v1/models", request, pb.ListModelsResponse(), grpc_context, self._limits
+        )
 
     async def Check(  # noqa: N802
         self, request: HealthCheckRequest, grpc_context: RayServegRPCContext
@@ -118,11 +127,16 @@ class InferenceIngress(SlackServeIngress):
 
 
 async def _whole(
-    app: ASGIApp, path: str, request: Any, answer: Answer, context: RayServegRPCContext
+    app: ASGIApp,
+    path: str,
+    request: Any,
+    answer: Answer,
+    context: RayServegRPCContext,
+    limits: LimitsConfig,
 ) -> Answer:
     """The one answer of a unary method; an empty one with an error's code in `context`."""
     try:
-        async with aclosing(_pieces(app, path, request, context, stream=False)) as pieces:
+        async with aclosing(_pieces(app, path, request, context, limits, stream=False)) as pieces:
             head = await anext(pieces)
             values = json.loads(b"".join([piece async for piece in pieces if isinstance(piece, bytes)]))
         assert isinstance(head, Head)
@@ -140,12 +154,11 @@ async def _stream(
     request: Any,
     kind: type[Answer],
     context: RayServegRPCContext,
-    write_timeout_s: float,
+    limits: LimitsConfig,
 ) -> AsyncGenerator[Answer, None]:
     """The answers of a streaming method; code and trailers travel with one only, so an error has one too."""
     try:
-        answer = _pieces(app, path, request, context, stream=True, write_timeout_s=write_timeout_s)
-        async with aclosing(answer) as pieces:
+        async with aclosing(_pieces(app, path, request, context, limits, stream=True)) as pieces:
             head = await anext(pieces)
             assert isinstance(head, Head)
             if not head.is_ok:
@@ -168,7 +181,9 @@ async def _stream(
                 raise RuntimeError("the stream ended without an end")  # noqa: TRY301 - as any other failure
     except SlowReaderError:
         context.set_code(grpc.StatusCode.CANCELLED)
-        context.set_details(f"the answer was not read for {write_timeout_s:g} s, limits.write_timeout_s")
+        context.set_details(
+            f"the answer was not read for {limits.write_timeout_s:g} s, limits.write_timeout_s"
+        )
         yield kind()
     except Exception as error:  # noqa: BLE001 - whatever it is, a client gets no traceback
         _fail(context, error)
@@ -180,20 +195,28 @@ async def _pieces(
     path: str,
     request: Any,
     context: RayServegRPCContext,
+    limits: LimitsConfig,
     *,
     stream: bool,
-    write_timeout_s: float | None = None,
 ) -> AsyncGenerator[Head | bytes, None]:
     """The HTTP application's answer to a request, its head told to `context`."""
     headers = request_headers(context.invocation_metadata(), request)
     given = [value.decode() for name, value in headers if name.decode() == REQUEST_ID_HEADER]
     if not given and (request_id := dict(context.trailing_metadata()).get(SERVES_ID)):
         headers.append((REQUEST_ID_HEADER.encode(), request_id.encode()))  # the id that Serve gave it
-    is_get = isinstance(request, pb.ListModelsRequest)
-    body = b"" if is_get else request_body(request, stream=stream)
-    method = "GET" if is_get else "POST"
     headers.append((b"content-type", b"application/json"))
-    answer = exchange(app, method, path, headers, body, write_timeout_s=write_timeout_s)
+
+    async def body() -> bytes:
+        refuse_large(request, limits)
+        if request.ByteSize() < _SMALL_BYTES:
+            return request_body(request, stream=stream)
+        return await asyncio.to_thread(request_body, request, stream=stream)
+
+    write_timeout_s = limits.write_timeout_s if stream else None
+    if isinstance(request, pb.ListModelsRequest):
+        answer = exchange(app, "GET", path, headers)
+    else:
+        answer = exchange(app, "POST", path, headers, body, write_timeout_s=write_timeout_s)
     async with aclosing(answer) as pieces:
         async for piece in pieces:
             if isinstance(piece, Head):

@@ -61,8 +61,12 @@ def application():
     return app
 
 
+async def hello():
+    return b"hello"
+
+
 async def test_a_request_and_its_answer():
-    pieces = exchange(application(), "POST", "/echo", [(b"x-key", b"k")], b"hello")
+    pieces = exchange(application(), "POST", "/echo", [(b"x-key", b"k")], hello)
     head, body = [piece async for piece in pieces]
     assert isinstance(head, Head)
     assert head.is_ok
