@@ -231,7 +231,8 @@ class _Exchange:
             self.refusal = why
             self.drop()
             assert self._until is not None
-            self._until.reschedule(asyncio.get_running_loop().time())
+            if not self._until.expired():  # otherwise its task is about to go on anyway
+                self._until.reschedule(asyncio.get_running_loop().time())
 
     async def receive(self) -> Message:
         """The pieces of the body, and then whatever else the client does."""

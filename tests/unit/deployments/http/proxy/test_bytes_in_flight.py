@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+import time
 
 import pytest
 from limited_proxy import LIMITS, PATIENT, connect, head, post, serving
@@ -101,6 +102,45 @@ async def test_a_body_counts_until_a_route_of_the_ingress_has_taken_it():
     assert app._in_flight_bytes == 0
     connection.put_nowait({"type": "http.disconnect"})
     await answering
+
+
+async def test_what_is_given_up_while_its_time_runs_out_breaks_nobody_else():
+    """The loop has been busy: who has sent too slowly and another's bytes have their turns at once."""
+    answered = []
+
+    async def answers(scope, receive, send):
+        answered.append((await receive())["body"])
+
+    class Client:
+        """As a uvicorn cycle, and its transport."""
+
+        transport = property(lambda self: self)
+
+        def get_protocol(self):
+            return None
+
+        def is_closing(self):
+            return False
+
+        async def send(self, message):
+            pass
+
+    loop, app = asyncio.get_running_loop(), ConnectionLimits(answers, LIMITS)
+    scope = {"type": "http", "method": "POST", "headers": [], "path": "/"}
+    size = LIMITS.max_bytes_in_flight // 4
+    slow = [asyncio.Queue() for _ in range(3)]
+    for queue in slow:
+        queue.put_nowait({"type": "http.request", "body": b"x" * size, "more_body": True})
+    tasks = [loop.create_task(app(scope, queue.get, Client().send)) for queue in slow]
+    await asyncio.sleep(0.1)
+    other, whole = asyncio.Queue(), {"type": "http.request", "body": b"y" * (size + 4), "more_body": False}
+    tasks.append(loop.create_task(app(scope, other.get, Client().send)))
+    due_s = next(iter(app._arriving))._until.when()
+    loop.call_at(due_s - 0.02, time.sleep, 0.03)
+    loop.call_at(due_s - 0.01, other.put_nowait, whole)
+    await asyncio.gather(*tasks)
+    assert answered == [whole["body"]]
+    assert app._in_flight_bytes == 0
 
 
 async def test_whoever_ends_with_a_body_in_hand_holds_nothing_of_it():
