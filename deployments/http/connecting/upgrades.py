@@ -27,9 +27,8 @@ class RequestParser:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self.on_message_begin = connection.on_message_begin
+        self._is_in_head = False
         self.on_url: Callable[[bytes], None] = connection.on_url
-        self.on_header: Callable[[bytes, bytes], None] = connection.on_header
         self.on_body: Callable[[bytes], None] = connection.on_body
         self._parser = self._another()
 
@@ -65,7 +64,10 @@ class RequestParser:
             self._parser.feed_data(head)
 
     def _is_ignored(self) -> bool:
-        return bool(self._parser.should_upgrade() and not self._connection._should_upgrade())  # noqa: SLF001 - as uvicorn decides
+        """Whether an `Upgrade` is, as uvicorn decides; while another request is answered, each is."""
+        connection = self._connection
+        is_answering = connection.cycle is not None and not connection.cycle.response_complete
+        return bool(self._parser.should_upgrade() and (is_answering or not connection._should_upgrade()))  # noqa: SLF001
 
     def _head(self) -> bytes:
         """The head that was read last, without its `Upgrade`."""
@@ -73,8 +75,19 @@ class RequestParser:
         lines = [name + b": " + value for name, value in self._connection.headers if name != b"upgrade"]
         return b"\r\n".join([b"%b %b HTTP/%b" % (method, self._connection.url, version), *lines, b"", b""])
 
+    def on_message_begin(self) -> None:
+        """Hear from httptools that a request begins."""
+        self._is_in_head = True
+        self._connection.on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Hear of a header from httptools; what comes behind the body is none (RFC 9110, section 6.5.1)."""
+        if self._is_in_head:
+            self._connection.on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """Hear from httptools that a head is here."""
+        self._is_in_head = False
         if not self._is_ignored():
             self._connection.on_headers_complete()
 

@@ -25,10 +25,14 @@ async def test_a_client_that_sends_another_request_before_the_answer_and_leaves_
     assert (proxy.asked, proxy.left) == (1, 1)
 
 
-async def test_a_connection_ends_with_the_answer_that_another_request_did_not_wait_for(served):
+WEB_SOCKET = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+
+
+@pytest.mark.parametrize("another", [head(length=2) + b"{}", WEB_SOCKET], ids=["post", "web socket"])
+async def test_a_connection_ends_with_the_answer_that_another_request_did_not_wait_for(served, another):
     proxy, port, _ = served
     reader, writer = await connect(port)
-    writer.write(head(length=2) + b"{}" + head(length=2) + b"{}")
+    writer.write(head(length=2) + b"{}" + another)
     answer = await reader.read()
     assert answer.count(b"200 OK") == answer.count(EVENT) == proxy.asked == 1
     assert b"connection: close\r\n" in answer

@@ -1,5 +1,6 @@
 """Heads that are slow, endless, too large or no text, and those that pass."""
 
+import asyncio
 import time
 
 import httpx
@@ -121,3 +122,19 @@ async def test_serve_hears_of_no_header_by_which_a_client_would_choose_its_ingre
     assert answer.status_code == 200
     assert proxy.headers[b"x-slo-tier"] == b"premium"
     assert not any(b"a" * 1000 in value for value in proxy.headers.values())
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+async def test_what_comes_behind_a_body_is_no_header_however_it_comes(served, is_cut):
+    proxy, port, _ = served
+    reader, writer = await connect(port)
+    begins = b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    writer.write(begins + b"2\r\n{}\r\n")
+    if is_cut:
+        await asyncio.sleep(0.1)
+    writer.write(b"0\r\nx-slo-tier: premium\r\nauthorization: Bearer k\r\nx-request-id: \xff\r\n\r\n")
+    answer = await reader.read()
+    assert b" 200 " in answer
+    assert proxy.headers.keys().isdisjoint({b"x-slo-tier", b"authorization"})
+    assert proxy.headers.get(b"x-request-id") != b"\xff"
+    writer.close()
