@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import TemplateError
+from PIL.Image import DecompressionBombError
 from pydantic_core import to_jsonable_python
 from ray.serve.llm.openai_api_models import ErrorResponse
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
@@ -85,7 +86,9 @@ async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int
         )
     except (*NOT_TAKEN, TemplateError, VLLMClientError, GracefulHTTPError) as error:
         return _as_error(serving.create_error_response(error), is_chat=is_chat)
-    except NotImplementedError as error:  # as of media in another form; vLLM's 501 is the server's fault
+    # Of media in another form, or so large that vLLM does not get to look at its size; by itself it would be
+    # answered as the server's fault.
+    except (NotImplementedError, DecompressionBombError) as error:
         return _as_error(serving.create_error_response(str(error)), is_chat=is_chat)
     if hasattr(result, "error"):
         return _as_error(result, is_chat=is_chat)

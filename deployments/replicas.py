@@ -4,6 +4,7 @@ Owns what a replica is started with: its engine, its node, its number, hardware 
 """
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +37,8 @@ from telemetry.reporting.monitor_client import running_code
 NO_LIMIT: Final = 100_000
 """Of calls that Serve lets a replica have at once."""
 _HEALTH_CHECK_S: Final = 2.0
+_IMAGE_PIXELS: Final = "VLLM_MAX_IMAGE_PIXELS"
+"""What an operator has set it to himself holds, instead of `limits.max_image_pixels`."""
 
 
 def replicas(model: FoundModel, cores: CorePlan, router: DeploymentHandle) -> serve.Application:
@@ -205,6 +208,7 @@ def _environment(model: FoundModel, pool: PoolConfig) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         # The host that a redirect leads to is held against no list.
         "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
+        _IMAGE_PIXELS: os.environ.get(_IMAGE_PIXELS, str(model.config.limits.max_image_pixels)),
     }
     if all(Path(place).is_dir() for place in _weights(model)):
         env["HF_HUB_OFFLINE"] = "1"

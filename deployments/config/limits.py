@@ -97,6 +97,12 @@ class LimitsConfig(Section):
         (),
         description="Hosts from which a multimodal model may fetch what messages name; data: URLs need none.",
     )
+    max_media: Count = Field(16, description="Images, sounds and videos in the messages of a request.")
+    max_image_pixels: Count = Field(
+        2**24,
+        description="Pixels of an image, and of a frame of a video; each takes three bytes and more while a "
+        "request is read.",
+    )
     allowed_origins: tuple[Annotated[str, AfterValidator(_as_browsers_say_it)], ...] = Field(
         ("*",), description="Origins whose web pages may ask; `*` for all, none for no page."
     )

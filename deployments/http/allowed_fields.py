@@ -1,8 +1,8 @@
 """Which fields of a request body are served: a list of what is allowed, so that whatever is new is refused.
 
 The names are those of vLLM's request models, version by version; a test compares them with the installed
-vLLM and fails when upstream adds one. Also owns which media a message may bring: a multimodal model fetches
-any URL that it is given, from inside the cluster.
+vLLM and fails when upstream adds one. Also owns which media messages may bring, and how many: a multimodal
+model fetches any URL that it is given, from inside the cluster.
 """
 
 from __future__ import annotations
@@ -256,12 +256,15 @@ def _asks_for_nothing(name: str, values: Mapping[str, Any], allowed: Collection[
     return name in _NOTHING and value == _NOTHING[name]
 
 
-def refuse_media(messages: Any, domains: Collection[str]) -> None:
+def refuse_media(messages: Any, domains: Collection[str], most: int) -> None:
     """Refuse media that the server would fetch from elsewhere than `domains`, or that bring their own names.
 
+    And more than `most`: a small file may be a large picture, and vLLM has all of a request decoded at once.
+
     Raises:
-        FieldError: naming the message.
+        FieldError: naming the message, or all of them.
     """
+    media = 0
     for number, part in _parts(messages):
         field = f"messages[{number}].content"
         kind = part.get("type")
@@ -271,11 +274,16 @@ def refuse_media(messages: Any, domains: Collection[str]) -> None:
             )
         if kind is None and not part.keys() & (MEDIA_KEYS | {"text"}):
             raise FieldError(field, "has a part without a type", "give type")
+        media += kind in _MEDIA_PARTS or not MEDIA_KEYS.isdisjoint(part)
         for key in MEDIA_KEYS & part.keys():
             value = part[key]
             _check_url(field, value.get("url") if isinstance(value, dict) else value, domains)
         if part.get("uuid") is not None:  # vLLM's caches of media go by it, and know no tenants
             raise FieldError(field, "has a part with a uuid, which is not served", "leave uuid out")
+    if media > most:
+        raise FieldError(
+            "messages", f"has {media} images, sounds and videos", f"limits.max_media allows {most}"
+        )
 
 
 def _check_url(field: str, url: Any, domains: Collection[str]) -> None:

@@ -103,7 +103,7 @@ def as_model(values: dict[str, Any], model: type[BaseModel], limits: LimitsConfi
     refuse_large_hints(values)
     request_fields.refuse_large_grammars(values, limits)
     _refuse_what_is_no_object(values)
-    refuse_media(values.get("messages"), limits.media_domains)
+    refuse_media(values.get("messages"), limits.media_domains, limits.max_media)
     values = {**values, **request_fields.allowed_default(values, model, limits)}
     items, read = values.get("input"), 0
     try:

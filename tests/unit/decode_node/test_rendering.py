@@ -1,5 +1,8 @@
 """Each prompt is rendered once, as vLLM's OpenAI layer would render it."""
 
+import base64
+import struct
+import zlib
 from types import SimpleNamespace
 
 import pytest
@@ -134,6 +137,30 @@ async def test_media_in_a_form_that_vllm_does_not_read_are_the_clients_error():
     answer = await rendering.render(Fetching(), CHAT, is_chat=True, max_model_len=64)
     assert answer.error.code == rendering.BAD_REQUEST
     assert "base64" in answer.error.message
+
+
+@pytest.mark.parametrize(("side", "told"), [(101, "10201 pixels"), (20_000, "400000000 pixels")])
+async def test_a_picture_that_is_too_large_is_the_clients_error(monkeypatch, side, told):
+    """One of more than 179 million pixels is refused by Pillow before vLLM looks at its size."""
+    monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", "10000")
+
+    class Loading(Layer):
+        async def render_chat_request(self, request):
+            url = f"data:image/png;base64,{blank_picture(side)}"
+            return await MediaConnector().fetch_image_async(url)
+
+        create_error_response = staticmethod(create_error_response)
+
+    answer = await rendering.render(Loading(), CHAT, is_chat=True, max_model_len=64)
+    assert answer.error.code == rendering.BAD_REQUEST
+    assert told in answer.error.message
+
+
+def blank_picture(side):
+    """A PNG of one bit a pixel, of which there is the header alone."""
+    header = b"IHDR" + struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    data = b"\x89PNG\r\n\x1a\n\0\0\0\r" + header + struct.pack(">I", zlib.crc32(header))
+    return base64.b64encode(data + b"\0\0\0\0IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))).decode()
 
 
 @pytest.mark.parametrize(("request_", "is_chat"), [(CHAT, True), (TEXT, False)])

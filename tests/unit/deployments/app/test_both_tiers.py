@@ -69,3 +69,17 @@ def test_what_bounds_an_answer_adds_to_what_one_tier_names_of_sampling(options, 
             "temperature": 0.5,
             "max_new_tokens": 9,
         }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("limits", "said", "told"),
+    [({}, None, str(2**24)), ({"max_image_pixels": 1000}, None, "1000"), ({}, "7", "7")],
+)
+def test_engines_are_told_how_large_a_picture_may_be(options, tiny, monkeypatch, limits, said, told):
+    """What an operator has told vLLM himself holds."""
+    monkeypatch.delenv("VLLM_MAX_IMAGE_PIXELS", raising=False)
+    if said is not None:
+        monkeypatch.setenv("VLLM_MAX_IMAGE_PIXELS", said)
+    for config, _ in options({"model": tiny, "limits": limits}).values():
+        assert config.runtime_env["env_vars"]["VLLM_MAX_IMAGE_PIXELS"] == told

@@ -253,4 +253,18 @@ def test_no_part_names_what_it_is_cached_as(part):
     ],
 )
 def test_what_a_message_may_bring(part):
-    allowed_fields.refuse_media(say(part), LIMITS.media_domains)
+    allowed_fields.refuse_media(say(part), LIMITS.media_domains, 1)
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+SOUND = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+FILM = {"video_url": {"url": "data:video/mp4;base64,AAAA"}}
+
+
+def test_media_are_counted_over_all_messages_and_kinds():
+    """A small file may be a large picture, and vLLM has all of a request decoded at the same time."""
+    messages = [*say(*[PICTURE] * 6), *say(*[SOUND] * 5), *say(*[FILM] * 5, {"type": "text", "text": "?"})]
+    allowed_fields.refuse_media(messages, (), LIMITS.max_media)
+    error = refused(messages=[*messages, *say(PICTURE)])
+    assert error.field == "messages"
+    assert str(error) == "messages: has 17 images, sounds and videos; limits.max_media allows 16"
