@@ -125,7 +125,7 @@ def request_headers(
     headers = [
         (name.encode(), value.encode())
         for name, value in metadata
-        if isinstance(value, str) and name not in _NOT_OURS
+        if isinstance(value, str) and name.replace("_", "-") not in _NOT_OURS
     ]
     if request is not None and "objective" in request.DESCRIPTOR.fields_by_name:
         objective = request.objective

@@ -48,6 +48,8 @@ _PROXY_HEADERS: Final = frozenset({"x-request-timeout-seconds", "x-request-disco
 """Ray Serve's proxy obeys them: a client could have its work go on after it has left."""
 _COMPRESSED: Final = frozenset({"gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress"})
 """Content codings; some clients name a charset in their place, and send the body as it is."""
+_LENGTH_DIGITS: Final = 18
+"""As many as a length has, and more than any limit."""
 _VALID_REQUEST_ID: Final = "use up to 128 letters, digits or one of _ . : -"
 
 
@@ -160,15 +162,22 @@ class Gatekeeper:
             if scope["path"] != _HEALTH:  # who lets nobody in is not ready
                 raise http_errors.keys_not_read() from None
             state["tenant"] = None
-        self._check_body(by_name)
+        spelt = {name.lower(): value for name, value in scope["headers"]}
+        self._check_body(by_name, spelt.get(b"content-length", b"0"))
 
-    def _check_body(self, headers: Mapping[str, str]) -> None:
-        """Refuse a body that cannot be read, by what the headers say of it."""
+    def _check_body(self, headers: Mapping[str, str], length: bytes) -> None:
+        """Refuse a body that cannot be read, by what the headers say of it.
+
+        Its length is what HTTP reads as such: spelt with an underscore it is a header like any other.
+        """
         encoding = headers.get("content-encoding", "")
         if not _COMPRESSED.isdisjoint(coding.strip().lower() for coding in encoding.split(",")):
             raise http_errors.encoded(encoding)
-        length = headers.get("content-length", "0")
-        if length.isascii() and length.isdigit() and int(length) > self._limits.max_body_bytes:
+        # With so many digits it is too large in any case, and Python refuses to read thousands of them.
+        if (
+            length.isdigit()
+            and int(length.lstrip(b"0")[:_LENGTH_DIGITS] or b"0") > self._limits.max_body_bytes
+        ):
             raise http_errors.too_large(self._limits.max_body_bytes)
 
 

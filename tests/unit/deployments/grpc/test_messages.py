@@ -169,6 +169,7 @@ def test_metadata_and_a_typed_objective_are_headers():
         ("authorization", "Bearer k"),
         ("trace-bin", b"\0"),
         ("content-length", "7"),
+        ("content_length", "7"),
         ("content-encoding", "gzip"),
         ("origin", "https://page.example"),
     ]

@@ -64,6 +64,24 @@ async def test_an_underscore_makes_it_another_header_than_the_requests_id():
     assert answer.status_code == httpx.codes.OK
 
 
+@pytest.mark.parametrize("length", ["9" * 5000, "99999999"])
+async def test_an_underscore_makes_it_another_header_than_the_bodys_length(length):
+    async def chunked():
+        yield b"{}"
+
+    answer = await post([("Content_Length", length)], chunked(), limits=LimitsConfig(max_body_bytes=1024))
+    assert (answer.status_code, answer.text) == (200, "served")
+
+
+@pytest.mark.parametrize(
+    ("length", "status"), [("9" * 5000, 413), ("0" * 5000 + "2", 200), ("1025", 413), ("\u00b2", 200)]
+)
+async def test_a_length_of_any_number_of_digits_is_read(length, status):
+    limits = LimitsConfig(max_body_bytes=1024, max_header_bytes=8192)
+    answer = await post([("content-length", length.encode("latin-1"))], b"{}", limits=limits)
+    assert answer.status_code == status
+
+
 @pytest.mark.parametrize(
     ("headers", "content", "status", "message"),
     [
