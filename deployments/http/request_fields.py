@@ -28,7 +28,16 @@ UNKNOWN_LENGTH: Final = 32_768
 """Tokens that a model is taken to take while only its replicas know it."""
 _MOST_LENGTH: Final = 1 << 24
 """More than any model takes."""
-_INTERNAL_XARGS: Final = ("kv_transfer_params", "ec_transfer_params")
+VLLMS_XARGS: Final[Mapping[str, tuple[str, str]]] = {
+    **dict.fromkeys(
+        ("kv_transfer_params", "ec_transfer_params", "kv_cache_report_mode"),
+        ("is set by the server itself", "leave it out"),
+    ),
+    "session_id": ("is a field of the body", "give session_id there"),
+}
+"""Engine arguments that vLLM itself reads, why no client may set them and what instead.
+
+Others are for logits processors, which an operator chooses; a test compares these with the installed vLLM."""
 _TOKEN_FIELDS: Final = ("allowed_token_ids", "logprob_token_ids", "logit_bias")
 _NOT_CARRIED: Final = ("structured_outputs", "logprob_token_ids", "thinking_token_budget")
 """What decode alone can heed while it samples."""
@@ -53,8 +62,10 @@ def refuse_internal_xargs(body: Any) -> None:
         FieldError: naming the field.
     """
     for name in getattr(body, "vllm_xargs", None) or {}:
-        if name in _INTERNAL_XARGS or name.startswith(RESERVED_XARG_PREFIX):
+        if name.startswith(RESERVED_XARG_PREFIX):
             raise FieldError(f"vllm_xargs.{name}", "is set by the server itself", "leave it out")
+        if name in VLLMS_XARGS:
+            raise FieldError(f"vllm_xargs.{name}", *VLLMS_XARGS[name])
 
 
 def keep_apart(body: Any, tenant: Tenant) -> None:
