@@ -183,7 +183,8 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         )
         client = self.engine._engine_client  # noqa: SLF001 - no public way in
         # Ray 2.60 looks for vLLM's service under the name that it had before 0.29.
-        self.engine._oai_serving_tokenization = self.engine._app_state.serving_tokenization  # noqa: SLF001
+        conversions = rendering.conversions_apart(self.engine._app_state.serving_tokenization)  # noqa: SLF001
+        self.engine._oai_serving_tokenization = conversions  # noqa: SLF001
         self._orchestrator.stand_before(client)
         engine_limits.stand_before(client)
         rendering.stand_before(self.engine, self._orchestrator.rendered)
