@@ -108,7 +108,11 @@ def ingress(monkeypatch):
 def asking(ingress, path="/v1/completions", **body):
     body = {"prompt": "hi", "stream": True, **body}
     headers = [(b"content-type", b"application/json")]
-    return exchange(ingress.app, "POST", path, headers, json.dumps(body).encode())
+
+    async def said():
+        return json.dumps(body).encode()
+
+    return exchange(ingress.app, "POST", path, headers, said)
 
 
 async def answered(ingress, path="/v1/completions", **body):
