@@ -115,9 +115,14 @@ def read_keys(path: Path | None) -> tuple[KeyConfig, ...]:
     if path is None:
         return ()
     values = read_yaml(path, ConfigError, is_quoted=False)
-    if not isinstance(values, list) or not values:
-        # A file without keys would let everybody in.
+    if not isinstance(values, list):
         msg = f"{path}: expected a list of keys, each with tenant and key"
+        raise ConfigError(msg)
+    if not values:
+        msg = (
+            f"{path}: expected a key at least, as everybody would be let in without any; "
+            "to revoke all, leave one that nobody has"
+        )
         raise ConfigError(msg)
     try:
         return _KeyFile(api_keys=tuple(values)).api_keys

@@ -84,6 +84,9 @@ def refuse_excess(body: Any, limits: LimitsConfig) -> None:
         value = getattr(body, field, None)
         if value is not None and value < least:  # limits of a tenant would reckon with it before vLLM refuses
             raise FieldError(field, f"is {value}", f"give {least} or more")
+    prompt = getattr(body, "prompt", None)
+    if isinstance(prompt, list) and (not prompt or [] in prompt):
+        raise FieldError("prompt", "is empty", "give text or token ids, and one prompt at least")
     most_named = max(_OUTPUT_FIELDS, key=lambda field: getattr(body, field, None) or 0)
     asked = [
         (

@@ -61,9 +61,9 @@ def test_a_key_that_is_missing_or_shared_is_refused(in_file, tmp_path):
     with pytest.raises(ConfigError, match="two tenants have the same key"):
         ring_of(shared)
     path = tmp_path / "keys.yaml"
-    for text in ("tenant: x\n", "[]", ""):
+    for text, told in (("tenant: x\n", "a list of keys"), ("[]", "a key at least"), ("", "a list of keys")):
         path.write_text(text)
-        with pytest.raises(ConfigError, match="expected a list of keys"):
+        with pytest.raises(ConfigError, match=f"expected {told}"):
             parse({"api_keys_file": str(path)}).key_source()
 
 

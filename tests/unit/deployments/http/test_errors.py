@@ -5,8 +5,11 @@ import json
 import pytest
 
 from decode_node.answers import EngineError
-from deployments.http.errors import ended_by, engine_error
+from deployments.http.errors import ended_by, engine_error, rejected
+from slo.errors import Rejected, RejectionReason
+from slo.objectives import Objective
 from slo.outcomes import Outcome
+from slo.tiers import STANDARD
 
 OURS = {
     "deadline_passed": (429, "overloaded_error", Outcome.EVICTED),
@@ -40,3 +43,12 @@ def test_what_a_replica_has_too_much_to_do_for_is_shed_and_told_when_to_come_aga
     assert (error.status, body["type"], body["code"]) == (429, "overloaded_error", "backlog")
     assert (body["param"], error.headers) == (None, {"retry-after": "7"})
     assert ended_by(error) is Outcome.SHED
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "told"), [(0.0005, "0.5 ms"), (0.25, "250 ms"), (1.23456, "1234.56 ms")]
+)
+def test_a_budget_is_told_as_it_was_given(budget_s, told):
+    refused = Rejected(RejectionReason.DEADLINE_INFEASIBLE, None, 0.6, budget_s)
+    error = rejected(refused, {}, Objective(STANDARD, budget_s, None))
+    assert f"is due after {told}; " in error.message

@@ -90,6 +90,9 @@ def chat(**fields):
         (completion(max_tokens=-1), "max_tokens", "is -1; give 0 or more"),
         (chat(max_completion_tokens=-(10**12)), "max_completion_tokens", "give 0 or more"),
         (chat(min_tokens=-1), "min_tokens", "give 0 or more"),
+        (completion(prompt=[]), "prompt", "is empty; give text or token ids"),
+        (completion(prompt=[[]]), "prompt", "is empty; give text or token ids"),
+        (completion(prompt=[[1], []]), "prompt", "is empty; give text or token ids"),
     ],
 )
 def test_what_is_too_much(body, field, message):
