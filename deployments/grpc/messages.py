@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from google.protobuf.json_format import MessageToDict, ParseDict, SerializeToJsonError
 from google.protobuf.message import Message
@@ -14,7 +14,7 @@ from google.protobuf.struct_pb2 import Value
 from deployments.http import errors as http_errors
 
 if TYPE_CHECKING:
-    from google.protobuf.descriptor import Descriptor
+    from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
     from deployments.config.limits import LimitsConfig
 
@@ -26,11 +26,6 @@ _NOT_OURS: Final = frozenset({"content-encoding", "content-length", "content-typ
 Pages have a proxy for gRPC-Web before them, which knows its own host and says who may ask."""
 BYTES_OF_JSON: Final = 6
 """A message has no more for each of its JSON: the number of a Struct takes it eleven, and two of JSON."""
-_COUNTED: Final = {
-    "max_json_containers": "lists and objects",
-    "max_json_values": "values",
-    "max_json_names": "names",
-}
 _ANY_VALUE: Final = Value.DESCRIPTOR.full_name
 _CONSTANT: Final = frozenset({"object"})
 """Fields of an answer that say the same in each."""
@@ -84,26 +79,49 @@ def refuse_large(request: Message, limits: LimitsConfig) -> None:
     """
     if request.ByteSize() > BYTES_OF_JSON * limits.max_body_bytes:
         raise http_errors.too_large(limits.max_body_bytes)
-    found, left = Counter({"max_json_containers": 1}), [request]
+    containers, values, names, left = 1, 0, 0, [request]
     while left:
-        message = left.pop()
-        for field, value in message.ListFields():
-            kind, many = field.message_type, len(value) if field.is_repeated else 1
-            is_map = kind is not None and kind.GetOptions().map_entry
-            found["max_json_values"] += many
-            found["max_json_names"] += many if is_map else 1
-            if kind is not None and kind.full_name != _ANY_VALUE and not is_map:
-                found["max_json_containers"] += many
-            for name, what in _COUNTED.items():
-                if found[name] > (limit := getattr(limits, name)):
-                    told = f"the message has {found[name]} {what}; limits.{name} allows {limit}"
-                    raise http_errors.bad_body(told)
-            if kind is None:
-                continue
-            if not is_map:
-                left += value if field.is_repeated else [value]
-            elif kind.fields_by_name["value"].message_type is not None:
-                left += [value[key] for key in value]
+        for field, value in left.pop().ListFields():
+            kind = _kind_of(field)
+            many = len(value) if kind.is_repeated else 1
+            containers += many if kind.is_container else 0
+            values += many
+            names += many if kind.is_map else 1
+            for found, what, name in (
+                (containers, "lists and objects", "max_json_containers"),
+                (values, "values", "max_json_values"),
+                (names, "names", "max_json_names"),
+            ):
+                if found > (limit := getattr(limits, name)):
+                    raise http_errors.bad_body(
+                        f"the message has {found} {what}; limits.{name} allows {limit}"
+                    )
+            if kind.has_messages:
+                left += (
+                    [value[key] for key in value] if kind.is_map else value if kind.is_repeated else [value]
+                )
+
+
+class _Kind(NamedTuple):
+    """What a field of a message holds, and how many of it there may be."""
+
+    is_repeated: bool
+    is_map: bool
+    is_container: bool
+    has_messages: bool
+
+
+@lru_cache(maxsize=256)
+def _kind_of(field: FieldDescriptor) -> _Kind:
+    kind = field.message_type
+    if kind is None:
+        return _Kind(field.is_repeated, is_map=False, is_container=False, has_messages=False)
+    if kind.GetOptions().map_entry:
+        has_messages = kind.fields_by_name["value"].message_type is not None
+        return _Kind(is_repeated=True, is_map=True, is_container=False, has_messages=has_messages)
+    return _Kind(
+        field.is_repeated, is_map=False, is_container=kind.full_name != _ANY_VALUE, has_messages=True
+    )
 
 
 def _with_integers(value: Any) -> Any:
