@@ -12,6 +12,8 @@ from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Value
 
 from deployments.http import errors as http_errors
+from deployments.http.body_json import JsonShape
+from deployments.http.request_body import refuse_large_shape
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -24,7 +26,7 @@ _NOT_OURS: Final = frozenset({"content-encoding", "content-length", "content-typ
 """Metadata that describes the gRPC message, not the body that is made of it, or a web page.
 
 Pages have a proxy for gRPC-Web before them, which knows its own host and says who may ask."""
-BYTES_OF_JSON: Final = 6
+_BYTES_OF_JSON: Final = 6
 """A message has no more for each of its JSON: the number of a Struct takes it eleven, and two of JSON."""
 _ANY_VALUE: Final = Value.DESCRIPTOR.full_name
 _CONSTANT: Final = frozenset({"object"})
@@ -77,7 +79,7 @@ def refuse_large(request: Message, limits: LimitsConfig) -> None:
     Raises:
         HTTPError: 413 for its bytes, 400 for what is in it.
     """
-    if request.ByteSize() > BYTES_OF_JSON * limits.max_body_bytes:
+    if request.ByteSize() > _BYTES_OF_JSON * limits.max_body_bytes:
         raise http_errors.too_large(limits.max_body_bytes)
     containers, values, names, left = 1, 0, 0, [request]
     while left:
@@ -87,19 +89,9 @@ def refuse_large(request: Message, limits: LimitsConfig) -> None:
             containers += many if kind.is_container else 0
             values += many
             names += many if kind.is_map else 1
-            for found, what, name in (
-                (containers, "lists and objects", "max_json_containers"),
-                (values, "values", "max_json_values"),
-                (names, "names", "max_json_names"),
-            ):
-                if found > (limit := getattr(limits, name)):
-                    raise http_errors.bad_body(
-                        f"the message has {found} {what}; limits.{name} allows {limit}"
-                    )
+            refuse_large_shape(JsonShape(containers, values, names, depth=0), limits, "message")
             if kind.has_messages:
-                left += (
-                    [value[key] for key in value] if kind.is_map else value if kind.is_repeated else [value]
-                )
+                left += value.values() if kind.is_map else value if kind.is_repeated else [value]
 
 
 class _Kind(NamedTuple):

@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
+from deployments.http.connecting.lengths import is_longer
 from deployments.http.connecting.origins import other_origin
 from deployments.http.errors import HTTPError
 from deployments.http.key_watch import KeysNotReadError, KeyWatch
@@ -30,7 +31,7 @@ from telemetry.catalogue import REJECTIONS, REQUESTS
 from telemetry.instruments import Instruments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from starlette.requests import Request
     from starlette.responses import Response
@@ -48,8 +49,6 @@ _PROXY_HEADERS: Final = frozenset({"x-request-timeout-seconds", "x-request-disco
 """Ray Serve's proxy obeys them: a client could have its work go on after it has left."""
 _COMPRESSED: Final = frozenset({"gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress"})
 """Content codings; some clients name a charset in their place, and send the body as it is."""
-_LENGTH_DIGITS: Final = 18
-"""As many as a length has, and more than any limit."""
 _VALID_REQUEST_ID: Final = "use up to 128 letters, digits or one of _ . : -"
 
 
@@ -162,22 +161,13 @@ class Gatekeeper:
             if scope["path"] != _HEALTH:  # who lets nobody in is not ready
                 raise http_errors.keys_not_read() from None
             state["tenant"] = None
-        spelt = {name.lower(): value for name, value in scope["headers"]}
-        self._check_body(by_name, spelt.get(b"content-length", b"0"))
+        self._check_body(scope, by_name.get("content-encoding", ""))
 
-    def _check_body(self, headers: Mapping[str, str], length: bytes) -> None:
-        """Refuse a body that cannot be read, by what the headers say of it.
-
-        Its length is what HTTP reads as such: spelt with an underscore it is a header like any other.
-        """
-        encoding = headers.get("content-encoding", "")
+    def _check_body(self, scope: Scope, encoding: str) -> None:
+        """Refuse a body that cannot be read, by what the headers say of it."""
         if not _COMPRESSED.isdisjoint(coding.strip().lower() for coding in encoding.split(",")):
             raise http_errors.encoded(encoding)
-        # With so many digits it is too large in any case, and Python refuses to read thousands of them.
-        if (
-            length.isdigit()
-            and int(length.lstrip(b"0")[:_LENGTH_DIGITS] or b"0") > self._limits.max_body_bytes
-        ):
+        if is_longer(scope["headers"], self._limits.max_body_bytes):
             raise http_errors.too_large(self._limits.max_body_bytes)
 
 

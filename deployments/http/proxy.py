@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
 from deployments.http.connecting.bounds import age_s, bound_connections, reset
+from deployments.http.connecting.lengths import is_longer
 from deployments.http.connecting.origins import readable_by_pages
 from slo.errors import FieldError
 from telemetry import logs
@@ -115,10 +116,9 @@ class ConnectionLimits:
         exchange = _Exchange(self, receive, send)
         if (odd := _not_text(scope["headers"])) is not None:
             exchange.refusal = http_errors.bad_field(FieldError(odd, "is not UTF-8", "send text"))
-        length = dict(scope["headers"]).get(b"content-length", b"0")
         if exchange.refusal is not None:
             pass
-        elif length.isdigit() and int(length) > self._limits.max_body_bytes:
+        elif is_longer(scope["headers"], self._limits.max_body_bytes):
             exchange.refusal = http_errors.too_large(self._limits.max_body_bytes)
         else:
             try:

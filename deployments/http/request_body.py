@@ -19,7 +19,7 @@ from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
 from deployments.http import request_fields
 from deployments.http.allowed_fields import fields_of, refuse_media, refuse_unknown_fields
-from deployments.http.body_json import json_shape, read_object
+from deployments.http.body_json import JsonShape, json_shape, read_object
 from deployments.http.hints import refuse_large_hints
 from slo.admission.tenants import Tenant
 from slo.errors import FieldError
@@ -88,7 +88,7 @@ def values_of(raw: bytes, limits: LimitsConfig) -> dict[str, Any]:
         HTTPError: as `parse`.
         FieldError: as `parse`.
     """
-    _refuse_large_shapes(raw, limits)
+    refuse_large_shape(json_shape(raw, limits.max_json_containers), limits)
     return read_object(raw)
 
 
@@ -142,8 +142,12 @@ def _is_plain_message(item: Any) -> bool:
     )
 
 
-def _refuse_large_shapes(raw: bytes, limits: LimitsConfig) -> None:
-    shape = json_shape(raw, limits.max_json_containers)
+def refuse_large_shape(shape: JsonShape, limits: LimitsConfig, whose: str = "body") -> None:
+    """Refuse what has more in it than a body may.
+
+    Raises:
+        HTTPError: 400, naming the limit.
+    """
     for what, found, name in (
         ("lists and objects", shape.containers, "max_json_containers"),
         ("values", shape.values, "max_json_values"),
@@ -151,7 +155,7 @@ def _refuse_large_shapes(raw: bytes, limits: LimitsConfig) -> None:
         ("lists and objects inside each other", shape.depth, "max_json_depth"),
     ):
         if found > (limit := getattr(limits, name)):
-            raise http_errors.bad_body(f"the body has {found} {what}; limits.{name} allows {limit}")
+            raise http_errors.bad_body(f"the {whose} has {found} {what}; limits.{name} allows {limit}")
 
 
 def _refuse_what_is_no_object(values: Mapping[str, Any]) -> None:

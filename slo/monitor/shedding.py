@@ -138,12 +138,11 @@ def steer(
         return Steered(policy, reason, easing)
     revised = policy.revised(**changes)
     if reason in _TIGHTENS:
-        waits_s, then = (
-            rules.tighten_every_s,
-            easing.after_tightening(policy, since_change_s, rules.easing),
-        )
+        waits_s = rules.tighten_every_s
+        then = easing.after_tightening(policy, since_change_s, rules.easing)
     else:
-        waits_s, then = easing.waits_s(revised, rules.easing), easing.after_easing(policy, rules.easing)
+        waits_s = easing.waits_s(revised, rules.easing)
+        then = easing.after_easing(policy, rules.easing)
     if since_change_s < waits_s:
         return Steered(policy, SteerReason.TOO_SOON, easing)
     return Steered(revised, reason, then)

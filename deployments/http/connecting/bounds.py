@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
-from deployments.http.connecting.upgrades import ignore_upgrades
+from deployments.http.connecting.upgrades import ignore_upgrades, waits
 from telemetry import logs
 
 if TYPE_CHECKING:
@@ -80,11 +80,6 @@ def _bound_idle(protocol: Any) -> None:
     protocol.timeout_keep_alive_handler = timeout_keep_alive_handler
 
 
-def _waits(connection: Any) -> bool:
-    """Whether no request of a connection is being answered."""
-    return connection.cycle is None or connection.cycle.response_complete
-
-
 def _bound_heads(protocol: Any, limits: LimitsConfig) -> None:
     """Have uvicorn bound the bytes in which no head becomes whole and no byte of a body comes."""
     limit = limits.max_header_bytes + limits.max_headers * _BETWEEN_BYTES + _REQUEST_LINE_BYTES
@@ -113,7 +108,7 @@ def _bound_heads(protocol: Any, limits: LimitsConfig) -> None:
 
     def leave(connection: Any) -> None:
         logs.event("large_head_left", limit_bytes=limit)
-        if _waits(connection) and not _is_unread(connection.transport):
+        if waits(connection) and not _is_unread(connection.transport):
             connection.transport.write(answer)
             connection.transport.close()
         else:
@@ -134,7 +129,7 @@ def _one_at_a_time(protocol: Any) -> None:
     began, received = protocol.on_headers_complete, protocol.data_received
 
     def on_headers_complete(connection: Any) -> None:
-        if _waits(connection):
+        if waits(connection):
             began(connection)
         elif not connection._slackserve_ends:  # noqa: SLF001 - ours
             logs.event("pipelined_request_left")
@@ -176,7 +171,7 @@ def _bound_headers(protocol: Any, timeout_s: float) -> None:
 
     def watch(connection: Any) -> None:
         timer = getattr(connection, "_slackserve_timer", None)
-        if not _waits(connection):
+        if not waits(connection):
             if timer is not None:
                 timer.cancel()
                 connection._slackserve_timer = None  # noqa: SLF001 - ours
@@ -185,7 +180,7 @@ def _bound_headers(protocol: Any, timeout_s: float) -> None:
 
     def late(connection: Any) -> None:
         connection._slackserve_timer = None  # noqa: SLF001
-        if _waits(connection) and not connection.transport.is_closing():
+        if waits(connection) and not connection.transport.is_closing():
             logs.event("slow_headers_left", limit_s=timeout_s)
             connection.transport.close()
 

@@ -18,6 +18,11 @@ _CONNECT: Final = b"CONNECT"
 """The method that asks for another protocol by itself."""
 
 
+def waits(connection: Any) -> bool:
+    """Whether no request of a connection of uvicorn's is being answered."""
+    return connection.cycle is None or connection.cycle.response_complete
+
+
 class RequestParser:
     """httptools' parser for a connection of uvicorn's, as uvicorn uses it.
 
@@ -65,9 +70,10 @@ class RequestParser:
 
     def _is_ignored(self) -> bool:
         """Whether an `Upgrade` is, as uvicorn decides; while another request is answered, each is."""
+        if not self._parser.should_upgrade():
+            return False
         connection = self._connection
-        is_answering = connection.cycle is not None and not connection.cycle.response_complete
-        return bool(self._parser.should_upgrade() and (is_answering or not connection._should_upgrade()))  # noqa: SLF001
+        return not (waits(connection) and connection._should_upgrade())  # noqa: SLF001 - uvicorn's
 
     def _head(self) -> bytes:
         """The head that was read last, without its `Upgrade`."""
