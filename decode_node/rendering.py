@@ -19,6 +19,7 @@ from PIL.Image import DecompressionBombError
 from pydantic_core import to_jsonable_python
 from ray.serve.llm.openai_api_models import ErrorResponse
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
+from vllm.renderers.hf import HfRenderer, safe_apply_chat_template
 from vllm.utils.async_utils import make_async
 
 from decode_node.answers import NOT_TAKEN, error_response
@@ -80,7 +81,7 @@ async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int
     # vLLM itself refuses such a text only where the rest is not to be cut off.
     if request.truncate_prompt_tokens is not None and (tokenizer := serving.renderer.tokenizer) is not None:
         named, most = "messages" if is_chat else "prompt", tokenizer.max_chars_per_token
-        if (refusal := too_much_text(_chars(request), most, max_model_len, named)) is not None:
+        if (refusal := too_much_text(chars_of(request), most, max_model_len, named)) is not None:
             return refusal
     copy = request.model_copy(deep=is_chat)  # the messages of a chat are changed in places
     try:
@@ -131,6 +132,9 @@ def conversions_apart(service: Any) -> Any:
     executor = ThreadPoolExecutor(1, thread_name_prefix="conversions")
     renderer.tokenizer = copy.deepcopy(renderer.tokenizer)
     # No public way in: a renderer that is built anew has processors of media and their caches, too.
+    if isinstance(renderer, HfRenderer):  # others have templates of their own, which stay where they are
+        template = make_async(safe_apply_chat_template, executor=executor)
+        renderer._apply_chat_template_async = template  # noqa: SLF001
     renderer._tokenize_prompt_async = make_async(renderer._tokenize_prompt, executor=executor)  # noqa: SLF001
     renderer._async_tokenizer_decode = make_async(renderer._decode, executor=executor)  # noqa: SLF001
     own.renderer, own.online_renderer = renderer, copy.copy(service.online_renderer)
@@ -180,12 +184,13 @@ def _tokens(prompt: Any) -> int:
     return len(prompt.get("prompt_embeds", ()) if given is None else given)
 
 
-def _chars(request: Any) -> int:
+def chars_of(request: Any) -> int:
     """Characters of a request's longest text; of a chat, of all that a template may render."""
     if not hasattr(request, "messages"):
         prompts = request.prompt if isinstance(request.prompt, list) else [request.prompt]
         return max((len(prompt) for prompt in prompts if isinstance(prompt, str)), default=0)
-    others = to_jsonable_python([getattr(request, name) for name in _RENDERED_FIELDS], serialize_unknown=True)
+    others = [getattr(request, name, None) for name in _RENDERED_FIELDS]
+    others = to_jsonable_python(others, serialize_unknown=True)
     return _chars_in(request.messages, _MEDIA_KEYS) + _chars_in(others)
 
 

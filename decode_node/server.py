@@ -28,7 +28,7 @@ from decode_node.handshakes import Handshakes
 from decode_node.orchestrator import Orchestrator
 from decode_node.prefill_health import PrefillWatch
 from decode_node.prefill_tier import PrefillTier
-from decode_node.rendering import too_much_text
+from decode_node.rendering import chars_of, too_much_text
 from decode_node.requests import engine_limits, openai_layer
 from decode_node.requests.local_decode import LocalDecode
 from decode_node.requests.local_prefills import LocalPrefills
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
     from ray.serve.llm import LLMConfig
     from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
-    from vllm.entrypoints.serve.tokenize.protocol import TokenizeCompletionRequest
+    from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
 
 
 _PROMPT_PASS_S = 60.0
@@ -234,11 +234,13 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         return self._in_turn(request, raw_request_info, is_chat=False)
 
     async def tokenize(
-        self, request: TokenizeCompletionRequest, raw_request_info: Any = None
+        self, request: TokenizeCompletionRequest | TokenizeChatRequest, raw_request_info: Any = None
     ) -> AsyncGenerator[Any, None]:
-        """The tokens of a text, which is no longer than one that may be a prompt."""
+        """The tokens of a text or of a chat's prompt, which is no longer than one that may be a prompt."""
         tokenizer = self.engine._engine_client.get_tokenizer()  # noqa: SLF001 - no public way in
-        refusal = too_much_text(len(request.prompt), tokenizer.max_chars_per_token, self._max_model_len)
+        chars, most = chars_of(request), tokenizer.max_chars_per_token
+        named = "messages" if hasattr(request, "messages") else "prompt"
+        refusal = too_much_text(chars, most, self._max_model_len, named)
         if refusal is not None:
             return _only(refusal)
         return await super().tokenize(request, raw_request_info)  # type: ignore[no-any-return]

@@ -128,13 +128,46 @@ RESPONSES: Final = frozenset(
         "vllm_xargs",
     ]
 )
+COUNT_TOKENS: Final = frozenset(
+    {"chat_template_kwargs", "messages", "model", "system", "tool_choice", "tools"}
+)
+MESSAGES: Final = COUNT_TOKENS | frozenset(
+    [
+        "cache_salt",
+        "max_tokens",
+        "metadata",
+        "output_config",
+        "stop_sequences",
+        "stream",
+        "temperature",
+        "top_k",
+        "top_p",
+        "vllm_xargs",
+    ]
+)
 COMPLETION: Final = _COMMON | {"prompt", "suffix"}
 TOKENIZE: Final = frozenset({"model", "prompt", "add_special_tokens", "return_token_strs"})
+TOKENIZE_CHAT: Final = frozenset(
+    [
+        "add_generation_prompt",
+        "add_special_tokens",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "messages",
+        "model",
+        "return_token_strs",
+        "tools",
+    ]
+)
 DETOKENIZE: Final = frozenset({"model", "tokens"})
 HINTS: Final = frozenset(
     {"service_tier", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
 )
 """Fields of OpenAI's that vLLM's models lack: the ingress reads the first, the others change nothing."""
+MESSAGES_HINTS: Final = frozenset(
+    {"cache_control", "context_management", "metadata", "output_config", "service_tier", "thinking"}
+)
+"""Fields of Anthropic's that vLLM's models lack, in whole or in part; they change nothing, as in vLLM."""
 _OURS: Final = "is set by the server itself"
 _STATELESS: Final = "needs what a server keeps between requests, and this one keeps nothing"
 REFUSED: Final[Mapping[str, tuple[str, str]]] = {
@@ -169,12 +202,15 @@ _INSTEAD: Final[Mapping[str, tuple[str, ...]]] = {
     "max_completion_tokens": ("max_output_tokens", "max_tokens"),
     "max_output_tokens": ("max_completion_tokens", "max_tokens"),
     "max_tokens": ("max_output_tokens",),
+    "mcp_servers": ("tools",),
     "messages": ("input", "prompt"),
     "prompt": ("messages",),
     "prompt_token_ids": ("prompt",),
     "reasoning": ("reasoning_effort",),
-    "reasoning_effort": ("reasoning.effort",),
-    "response_format": ("text.format",),
+    "reasoning_effort": ("reasoning.effort", "output_config.effort"),
+    "response_format": ("text.format", "output_config.format"),
+    "stop": ("stop_sequences",),
+    "stop_sequences": ("stop",),
     "structural_tag": ("structured_outputs.structural_tag",),
     "truncation": ("truncate_prompt_tokens",),
 }
@@ -197,16 +233,24 @@ MEDIA_KEYS: Final = frozenset({"image_url", "audio_url", "video_url"})
 
 
 class Fields(NamedTuple):
-    """Of one kind of request body: those that are allowed, and those that are refused with a reason."""
+    """Of one kind of request body: those that are allowed, and those that are refused with a reason.
+
+    Attributes:
+        is_chat: Whether messages are OpenAI's.
+    """
 
     allowed: frozenset[str]
     refused: Mapping[str, tuple[str, str]]
+    is_chat: bool = False
 
 
 def fields_of(model: Collection[str]) -> Fields:
     """What may be in a body, by the fields of the request model that it is read as."""
+    if "system" in model:
+        named = MESSAGES if "stop_sequences" in model else COUNT_TOKENS
+        return Fields(named | MESSAGES_HINTS, REFUSED)
     if "messages" in model:
-        return Fields(CHAT | HINTS, REFUSED)
+        return Fields(CHAT | HINTS if "stop" in model else TOKENIZE_CHAT, REFUSED, is_chat=True)
     if "input" in model:
         return Fields(RESPONSES | HINTS, RESPONSES_REFUSED)
     if "max_tokens" in model:

@@ -1,4 +1,4 @@
-"""Every error that the HTTP API answers with, in OpenAI's shape.
+"""Every error that the HTTP API answers with, in OpenAI's shape, or Anthropic's where its API was asked.
 
 Owns the mapping from what went wrong to status, type, `param` and `code`. `param` names the field at fault,
 spelt as the client spelt it.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.responses import JSONResponse
 
@@ -26,6 +26,9 @@ from slo.protocol import OTHER_PROTOCOL
 
 if TYPE_CHECKING:
     from decode_node.answers import EngineError
+
+MESSAGES_PATH: Final = "/v1/messages"
+"""Of Anthropic's API, what is under it too."""
 
 
 class HTTPError(Exception):
@@ -57,12 +60,29 @@ class HTTPError(Exception):
         self.headers = dict(headers or {})
         self.outcome = outcome
 
-    def response(self) -> JSONResponse:
-        """The answer itself."""
+    def response(self, path: str = "") -> JSONResponse:
+        """The answer itself, in the shape of the API that `path` belongs to."""
         body = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
         if self.trace_id is not None:
             body["trace_id"] = self.trace_id
-        return JSONResponse({"error": body}, status_code=self.status, headers=self.headers)
+        said = in_anthropics_words(body, self.status) if path.startswith(MESSAGES_PATH) else {"error": body}
+        return JSONResponse(said, status_code=self.status, headers=self.headers)
+
+
+def in_anthropics_words(error: dict[str, Any], status: int | None = None) -> dict[str, Any]:
+    """An error as the messages API has it, with all that OpenAI's shape says of it.
+
+    Args:
+        error: In OpenAI's shape.
+        status: Of the answer; None within a stream.
+    """
+    kind = _OF_STATUS.get(status or 0) or _OF_KIND.get(error["type"], error["type"])
+    return {"type": "error", "error": {**error, "type": kind}}
+
+
+_OF_STATUS: Final = {403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
+_OF_KIND: Final = {"server_error": "api_error", "service_unavailable": "overloaded_error"}
+"""Types of Anthropic's errors, where they have other names than ours."""
 
 
 def bad_field(error: FieldError) -> HTTPError:
@@ -305,9 +325,9 @@ def no_route(status: int, detail: str, headers: Mapping[str, str] | None = None)
 
 
 _NO_PATH: Final = (
-    "there is no such path; there are /v1/chat/completions, /v1/responses, /v1/completions, /v1/models, "
-    "/tokenize, /detokenize, /health and /ready, and metrics are Ray's, on a port of each node's own "
-    "(docs/metrics.md)"
+    "there is no such path; there are /v1/chat/completions, /v1/responses, /v1/messages, "
+    "/v1/messages/count_tokens, /v1/completions, /v1/models, /tokenize, /detokenize, /health and /ready, and "
+    "metrics are Ray's, on a port of each node's own (docs/metrics.md)"
 )
 
 

@@ -98,7 +98,7 @@ class Gatekeeper:
             if started:
                 raise
             state["refusal"] = as_http_error(error, state["request_id"])
-            await state["refusal"].response()(scope, receive, note_start)
+            await state["refusal"].response(scope["path"])(scope, receive, note_start)
         if (refusal := state.get("refusal")) is not None:
             self._account(refusal, scope["path"], state)
 
@@ -152,7 +152,7 @@ class Gatekeeper:
         if scope["method"] == "POST" and (origin := other_origin(by_name, limits)) is not None:
             raise http_errors.origin_not_allowed(origin)
         try:
-            state["tenant"] = self._keys.ring.tenant(_bearer(headers), time.time())
+            state["tenant"] = self._keys.ring.tenant(_key(headers), time.time())
         except AuthenticationError as error:
             if scope["path"] not in OPEN_PATHS:
                 raise http_errors.unauthorized(error) from None
@@ -217,7 +217,7 @@ def as_http_error(error: Exception, request_id: str) -> HTTPError:
 async def answer_refusal(request: Request, error: Exception) -> Response:
     """Answer an expected exception of a route, and leave word for the gatekeeper."""
     request.state.refusal = as_http_error(error, request.state.request_id)
-    return request.state.refusal.response()  # type: ignore[no-any-return]
+    return request.state.refusal.response(request.url.path)  # type: ignore[no-any-return]
 
 
 def _header(name: bytes, value: bytes) -> tuple[str, str]:
@@ -250,12 +250,13 @@ def usable_id(value: str, field: str) -> str:
     return value
 
 
-def _bearer(headers: list[tuple[str, str]]) -> str | None:
+def _key(headers: list[tuple[str, str]]) -> str | None:
+    """The API key: as OpenAI's clients send it, or else as Anthropic's do."""
     for name, value in headers:
         if name == "authorization":
             scheme, _, key = value.partition(" ")
             return key.strip() if scheme.lower() == "bearer" and key.strip() else None
-    return None
+    return next((value.strip() for name, value in headers if name == "x-api-key" and value.strip()), None)
 
 
 def _refused(field: str, problem: str, valid: str) -> HTTPError:

@@ -28,6 +28,7 @@ _COUNTED: Final = frozenset(
     {
         *("messages", "prompt", "input", "instructions", "tools", "documents", "chat_template_kwargs"),
         *("structured_outputs", "response_format", "text", "stop", "bad_words"),
+        *("system", "output_config", "stop_sequences"),
         *("stop_token_ids", "allowed_token_ids", "logprob_token_ids", "logit_bias", "tokens"),
         "metadata",
     }

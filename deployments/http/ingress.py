@@ -1,4 +1,4 @@
-"""The OpenAI-compatible HTTP ingress: what each route answers, and the way of one request through the parts.
+"""The HTTP ingress, compatible with OpenAI and Anthropic: what each route answers, and a request's way there.
 
 Owns the order of the steps: a body is read, its objective resolved, its account opened; it is admitted to a
 place, and its answer generated. Each step is a module's own; which path leads to which route is
@@ -8,7 +8,7 @@ place, and its answer generated. Each step is a module's own; which path leads t
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -29,8 +29,11 @@ from deployments.http import errors as http_errors
 from deployments.http import request_body, request_fields
 from deployments.http.accounting import METRICS, Identity, RequestRecord
 from deployments.http.answering.answer import generate, respond
-from deployments.http.answering.conversion import Conversions
+from deployments.http.answering.conversion import Conversions, said_whole
+from deployments.http.answering.wording import Wording
 from deployments.http.gatekeeper import usable_id
+from deployments.http.messages import request as messages
+from deployments.http.messages.answer import MessageWording, said_count
 from deployments.http.placing.admission import admit, response_headers
 from deployments.http.placing.asked import Asked
 from deployments.http.placing.readiness import Readiness
@@ -49,7 +52,6 @@ if TYPE_CHECKING:
     from starlette.datastructures import State
 
 
-_CONVERTED: Final = {"tokenize": "prompt", "detokenize": "tokens"}
 _OPERATIONS: Final = {"chat": "chat", "completions": "text_completion"}
 """The names of our methods in OpenTelemetry's conventions for generative AI."""
 
@@ -72,7 +74,7 @@ class IngressConfig:
 
 
 class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no types for it
-    """Routes of the HTTP API; each answers in OpenAI's shape."""
+    """Routes of the HTTP API; each answers in the shape of its API."""
 
     def __init__(
         self,
@@ -128,6 +130,17 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         wording = ResponseWording(asked, response_id, longest)
         return await self._serve_body(request, body, "chat", arrived_s, wording)
 
+    async def messages(self, request: Request) -> Response:
+        """Answer a request of Anthropic's messages API, by a chat completion."""
+        arrived_s = time.monotonic()
+        asked, body = messages.read(await _taken(request), self._limits, request.state.tenant)
+        return await self._serve_body(request, body, "chat", arrived_s, MessageWording(asked))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """How many tokens the prompt of a messages request has."""
+        body = messages.read_to_count(await _taken(request), self._limits)
+        return await self._convert(request, body, "tokenize", "messages", said_count)
+
     async def models(self) -> Any:
         """The models that are served, and their adapters."""
         return {"object": "list", "data": [card.model_dump() for card in self._model_cards.values()]}
@@ -140,21 +153,33 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         return await super().model_data(model)
 
     async def tokenize(self, request: Request) -> Response:
-        """The tokens of a text."""
-        return await self._convert(request, TokenizeCompletionRequest, "tokenize")
+        """The tokens of a text, or of the prompt of a chat."""
+        values = request_body.values_of(await _taken(request), self._limits)
+        if "messages" in values:
+            body: Any = request_body.read_chat_to_convert(values, self._limits)
+            return await self._convert(request, body, "tokenize", "messages")
+        body = request_body.as_model(values, TokenizeCompletionRequest, self._limits)
+        return await self._convert(request, body, "tokenize", "prompt")
 
     async def detokenize(self, request: Request) -> Response:
         """The text of tokens."""
-        return await self._convert(request, DetokenizeRequest, "detokenize")
+        body = request_body.parse(await _taken(request), DetokenizeRequest, self._limits)
+        return await self._convert(request, body, "detokenize", "tokens")
 
-    async def _convert(self, request: Request, model: type, method: str) -> Response:
+    async def _convert(
+        self,
+        request: Request,
+        body: Any,
+        method: str,
+        field: str,
+        say: Callable[[Any], dict[str, Any]] = said_whole,
+    ) -> Response:
         """Answer what needs a decode replica's tokenizer, and nothing of its engine or the router."""
-        body = request_body.parse(await _taken(request), model, self._limits)
         self._models.named_by(body)
         tokenizer = getattr(self._get_configured_serve_handle(body.model), method)
         info = RawRequestInfo({REQUEST_ID_HEADER: request.state.request_id})
         return await self._conversions.answer(
-            partial(tokenizer.remote, body, info), _CONVERTED[method], request.state
+            partial(tokenizer.remote, body, info), field, request.state, say
         )
 
     async def _serve(self, request: Request, model: type, method: str) -> Response:
@@ -168,7 +193,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         body: Any,
         method: str,
         arrived_s: float,
-        wording: ResponseWording | None = None,
+        wording: Wording | None = None,
     ) -> Response:
         """Answer a request that was read, in the words of its own API if it has others."""
         state = request.state

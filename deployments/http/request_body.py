@@ -12,6 +12,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pydantic import ValidationError
+from ray.llm._internal.serve.core.configs.openai_api_models import TokenizeChatRequest
 from vllm.exceptions import VLLMClientError
 from vllm.v1.structured_output import backend_xgrammar  # noqa: F401 - lest the first tag of a request import it
 
@@ -71,6 +72,23 @@ def read_values(values: dict[str, Any], model: type[BaseModel], limits: LimitsCo
     return body
 
 
+def read_chat_to_convert(values: dict[str, Any], limits: LimitsConfig) -> TokenizeChatRequest:
+    """A chat of which the tokens of its prompt are asked for.
+
+    Raises:
+        HTTPError: as `parse`.
+        FieldError: as `parse`, and for what is not text.
+    """
+    body = as_model(values, TokenizeChatRequest, limits)
+    try:
+        request_fields.materialise(body)
+    except (ValidationError, VLLMClientError) as error:  # what pydantic has left for later
+        raise _refused(error, values, _unread(body)) from None
+    if request_fields.only_decode(body):
+        raise FieldError("messages", "has more than text, whose tokens are not counted", "send text alone")
+    return body
+
+
 def parse(raw: bytes, model: type[BaseModel], limits: LimitsConfig) -> Any:
     """The body as a `model`.
 
@@ -99,11 +117,13 @@ def as_model(values: dict[str, Any], model: type[BaseModel], limits: LimitsConfi
         HTTPError: as `parse`.
         FieldError: for a field that is not served, or more than the limits allow.
     """
-    refuse_unknown_fields(values, fields_of(model.model_fields))
+    fields = fields_of(model.model_fields)
+    refuse_unknown_fields(values, fields)
     refuse_large_hints(values)
     request_fields.refuse_large_grammars(values, limits)
     _refuse_what_is_no_object(values)
-    refuse_media(values.get("messages"), limits.media_domains, limits.max_media)
+    if fields.is_chat:
+        refuse_media(values.get("messages"), limits.media_domains, limits.max_media)
     values = {**values, **request_fields.allowed_default(values, model, limits)}
     items, read = values.get("input"), 0
     try:
@@ -122,7 +142,8 @@ def as_model(values: dict[str, Any], model: type[BaseModel], limits: LimitsConfi
     except Exception as error:  # noqa: BLE001 - whatever a body causes is the body's fault
         logs.event("body_not_understood", level=logging.WARNING, error=repr(error)[:500])
         raise http_errors.bad_body("the body does not have the shape that the API describes") from None
-    _check_messages(body)
+    if fields.is_chat:
+        _check_messages(body)
     return body
 
 

@@ -133,9 +133,10 @@ def allowed_default(
 ) -> dict[str, int]:
     """What a body that names no `max_tokens` has instead of vLLM's default, where the limit is lower."""
     limit, field = limits.max_output_tokens, model.model_fields.get("max_tokens")
-    if limit is None or field is None or field.default is None or values.get("max_tokens") is not None:
+    default = None if field is None else field.default
+    if limit is None or not isinstance(default, int) or values.get("max_tokens") is not None:
         return {}
-    return {"max_tokens": min(limit, field.default)}
+    return {"max_tokens": min(limit, default)}
 
 
 def _listed(body: Any, field: str) -> Collection[Any]:

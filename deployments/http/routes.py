@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from deployments.config.limits import LimitsConfig
 from deployments.http import door
 from deployments.http.connecting.origins import readable_by_pages
-from deployments.http.errors import HTTPError
+from deployments.http.errors import MESSAGES_PATH, HTTPError
 from deployments.http.gatekeeper import Gatekeeper, answer_refusal
 from deployments.http.ingress import SlackServeIngress
 from deployments.http.key_watch import KeyWatch
@@ -62,6 +62,8 @@ def make_ingress(ingress: type[SlackServeIngress], keys: KeyWatch, limits: Limit
         "completions": lambda api: api.post("/v1/completions"),
         "chat": lambda api: api.post("/v1/chat/completions"),
         "responses": lambda api: api.post("/v1/responses"),
+        "messages": lambda api: api.post(MESSAGES_PATH),
+        "count_tokens": lambda api: api.post(f"{MESSAGES_PATH}/count_tokens"),
         "tokenize": lambda api: api.post("/tokenize"),
         "detokenize": lambda api: api.post("/detokenize"),
         "health": lambda api: api.api_route("/health", methods=reads),

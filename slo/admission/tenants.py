@@ -73,7 +73,9 @@ class KeyRing:
         if not self._keys:
             return self._anonymous
         if key is None:
-            raise AuthenticationError("no API key given; send it as 'Authorization: Bearer <key>'")
+            raise AuthenticationError(
+                "no API key given; send it as 'Authorization: Bearer <key>' or 'x-api-key: <key>'"
+            )
         given = digest(key)
         found: ApiKey | None = None
         for known in self._keys:

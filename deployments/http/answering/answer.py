@@ -21,11 +21,10 @@ from deployments.http import errors as http_errors
 from deployments.http.accounting import RequestRecord
 from deployments.http.answering.event_stream import events
 from deployments.http.answering.keep_alive import NOTHING_YET, kept_alive, or_nothing_yet
+from deployments.http.answering.wording import Wording, renamed
 from deployments.http.continuing.decode_tier import DecodeTier
 from deployments.http.errors import HTTPError
 from deployments.http.placing.asked import Asked
-from deployments.http.responses import request as responses
-from deployments.http.responses.answer import ResponseWording
 from slo.outcomes import Outcome
 from slo.request import RequestContext
 from telemetry import logs
@@ -81,7 +80,7 @@ async def respond(
     pieces: AsyncGenerator[Any, None],
     record: RequestRecord,
     headers: dict[str, str],
-    wording: ResponseWording | None,
+    wording: Wording | None,
     keep_alive_s: float | None = None,
     *,
     is_chat: bool = False,
@@ -116,7 +115,7 @@ async def respond(
     elif (error := error_in(first)) is not None:
         failed = _refused(error, record, wording, is_chat=is_chat)
         failed.headers.update(headers)
-        return failed.response()
+        return failed.response("" if wording is None else wording.path)
     elif hasattr(first, "model_dump"):
         record.answered(first.usage)
         record.end(Outcome.FINISHED)
@@ -133,7 +132,7 @@ async def respond(
 async def _begun(
     pieces: AsyncGenerator[Any, None],
     record: RequestRecord,
-    wording: ResponseWording | None,
+    wording: Wording | None,
     *,
     is_chat: bool,
 ) -> AsyncGenerator[Any, None]:
@@ -154,14 +153,14 @@ async def _begun(
 
 
 def _refused(
-    error: EngineError, record: RequestRecord, wording: ResponseWording | None, *, is_chat: bool
+    error: EngineError, record: RequestRecord, wording: Wording | None, *, is_chat: bool
 ) -> HTTPError:
     """What a request is answered with that its replicas refuse; it has taken nothing."""
     failed = record.traced(http_errors.engine_error(error))
     if is_chat and failed.param is not None:
         failed.param = _OF_CHATS.get(failed.param, failed.param)
     if wording is not None:
-        responses.renamed(failed)
+        renamed(failed, wording.field)
     record.answered(None)
     record.end(http_errors.ended_by(failed))
     return failed

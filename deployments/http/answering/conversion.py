@@ -1,4 +1,4 @@
-"""What a decode replica's tokenizer answers alone: the tokens of a text, or the text of tokens.
+"""What a decode replica's tokenizer answers alone: the tokens of a text or a chat, or the text of tokens.
 
 Neither the router nor a tenant's limits are asked about it, and one thread of a replica does it for all,
 beside the one for prompts (`decode_node.rendering.conversions_apart`). Owns how many of them a tenant has at
@@ -33,6 +33,11 @@ ANSWERED_S: Final = 10.0
 """Serve keeps what it has no replica for; this is how long that is waited for."""
 
 
+def said_whole(answer: Any) -> dict[str, Any]:
+    """All of a replica's answer."""
+    return dict(answer.model_dump())
+
+
 class Conversions:
     """Those of an ingress.
 
@@ -45,7 +50,11 @@ class Conversions:
         self._ongoing: Counter[str] = Counter()
 
     async def answer(
-        self, send: Callable[[], DeploymentResponseGenerator[Any]], field: str, state: State
+        self,
+        send: Callable[[], DeploymentResponseGenerator[Any]],
+        field: str,
+        state: State,
+        say: Callable[[Any], dict[str, Any]] = said_whole,
     ) -> Response:
         """What a decode replica answers.
 
@@ -53,6 +62,7 @@ class Conversions:
             send: Calls one.
             field: Of the request, which has what is converted.
             state: Of the request.
+            say: What of a replica's answer the client is told.
 
         Raises:
             HTTPError: when its tenant has as many as it may, and when no answer comes, or an error.
@@ -72,7 +82,7 @@ class Conversions:
             self._ongoing -= Counter([tenant])
         if (refused := error_in(answer)) is not None:
             raise http_errors.engine_error(refused)
-        return JSONResponse(answer.model_dump())
+        return JSONResponse(say(answer))
 
     async def _first(self, responses: DeploymentResponseGenerator[Any], field: str, request_id: str) -> Any:
         answer = None

@@ -33,6 +33,7 @@ from vllm.entrypoints.openai.responses.streaming_events import SimpleStreamingEv
 from vllm.entrypoints.openai.responses.utils import build_response_output_items
 
 from deployments.http.request_fields import UNKNOWN_LENGTH
+from deployments.http.responses.request import field_here
 
 _DATA: Final = "data: "
 _DONE: Final = "[DONE]"
@@ -49,6 +50,8 @@ class ResponseWording:
         max_model_len: Tokens that the model takes, prompt and answer together; None where only its replicas
             know it.
     """
+
+    path = "/v1/responses"
 
     def __init__(self, asked: ResponsesRequest, response_id: str, max_model_len: int | None) -> None:
         self._asked = asked.model_copy(update={"request_id": response_id})
@@ -86,6 +89,10 @@ class ResponseWording:
                             yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
         finally:
             await pieces.aclose()
+
+    def field(self, name: str) -> str:
+        """What the client has called a chat's field."""
+        return field_here(name)
 
     @property
     def asked(self) -> ResponsesRequest:

@@ -27,6 +27,7 @@ from vllm.entrypoints.openai.responses.utils import (
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
 from deployments.http import request_body
+from deployments.http.answering.wording import renamed
 from deployments.http.errors import HTTPError
 from slo.admission.tenants import Tenant
 from slo.errors import FieldError
@@ -86,7 +87,7 @@ def read(raw: bytes, limits: LimitsConfig, tenant: Tenant) -> tuple[ResponsesReq
     try:
         chat = request_body.read_values(_as_chat(asked, given), ChatCompletionRequest, limits, tenant)
     except (FieldError, HTTPError) as error:
-        raise renamed(error) from None
+        raise renamed(error, field_here) from None
     except Exception as error:  # noqa: BLE001 - whatever a body causes is the body's fault
         logs.event("body_not_understood", level=logging.WARNING, error=repr(error)[:500])
         raise http_errors.bad_body(
@@ -138,15 +139,8 @@ def _as_chat(asked: ResponsesRequest, given: Mapping[str, Any]) -> dict[str, Any
     return values | _format(asked) | _tools(asked) | _logprobs(asked)
 
 
-def renamed(error: FieldError | HTTPError) -> FieldError | HTTPError:
-    """A refusal of the chat, which names the field that the client has sent."""
-    if isinstance(error, HTTPError):
-        error.param = None if error.param is None else _name(error.param)
-        return error
-    return FieldError(_name(error.field), error.problem, error.valid)
-
-
-def _name(field: str) -> str:
+def field_here(field: str) -> str:
+    """What the client has called a chat's field."""
     head = field.partition(".")[0].partition("[")[0]
     if head in {"messages", "prompt"}:  # which are not the items
         return "input"

@@ -2,7 +2,10 @@
 
 import json
 import re
+from itertools import groupby
+from typing import Any
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -83,6 +86,32 @@ RESPONSES = {
     "a schema": {
         "text": {"format": {"type": "json_schema", "name": "answer", "schema": SCHEMA, "strict": True}},
         "temperature": 0,
+    },
+}
+
+ANTHROPICS_TOOL = {"name": "weather", "input_schema": SCHEMA}
+MESSAGES = {
+    "greedy": {"max_tokens": 12, "system": "Be brief."},
+    "a stop sequence": {"max_tokens": 40, "stop_sequences": ["a", "e"]},
+    "a conversation": {
+        "max_tokens": 8,
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "How warm is it? " * 20}]},
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": "c", "name": "weather", "input": {}}],
+            },
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "20"}]},
+        ],
+    },
+    "a tool that must be called": {
+        "max_tokens": 60,
+        "tools": [ANTHROPICS_TOOL],
+        "tool_choice": {"type": "any"},
+    },
+    "a schema": {
+        "max_tokens": 60,
+        "output_config": {"format": {"type": "json_schema", "schema": SCHEMA}},
     },
 }
 
@@ -231,6 +260,81 @@ def test_a_response_has_an_objective_and_is_not_kept(served):
     with pytest.raises(openai.BadRequestError, match="keeps nothing") as refused:
         served.client().responses.create(**asked, previous_response_id=response.id)
     assert refused.value.param == "previous_response_id"
+
+
+def anthropics(client):
+    """Anthropic's client of the same server; it sends the key in a header of its own."""
+    url = str(client.base_url).removesuffix("v1/")
+    return anthropic.Anthropic(base_url=url, api_key=client.api_key, max_retries=0, timeout=60)
+
+
+def message_of(answer):
+    """What a message says, without what is drawn anew for each, and the order of a stream's events."""
+    if isinstance(answer, list):
+        told: dict[str, Any] = {"kinds": [kind for kind, _ in groupby(event.type for event in answer)]}
+        blocks = [event.content_block.type for event in answer if event.type == "content_block_start"]
+        parts = [event.delta for event in answer if event.type == "content_block_delta"]
+        text = "".join(getattr(part, "text", None) or getattr(part, "partial_json", "") for part in parts)
+        ends = [
+            (event.delta.stop_reason, event.delta.stop_sequence)
+            for event in answer
+            if event.type == "message_delta"
+        ]
+        counts = [event.usage.output_tokens for event in answer if event.type == "message_delta"]
+        return told | {"blocks": blocks, "text": text, "ends": ends, "counts": counts}
+    said = answer.model_dump(exclude_none=True)
+    return _without_ids({name: said[name] for name in said if name != "id"})
+
+
+@pytest.mark.parametrize(("model", "name", "is_stream"), ways(MESSAGES))
+def test_a_message_is_the_one_of_one_engine(served, stock, model, name, is_stream):
+    asked = {"model": model, "messages": ASKED, **MESSAGES[name]}
+    asked["extra_body"] = {"temperature": 0}
+    answer, expected = (
+        message_of(list(made) if is_stream else made)
+        for made in (
+            anthropics(client).messages.create(**asked, stream=is_stream)
+            for client in (served.client(), stock)
+        )
+    )
+    assert answer == expected
+    if "tool" in name:
+        assert "tool_use" in str(expected)
+
+
+def test_tokens_of_messages_are_counted_as_by_one_engine(served, stock):
+    asked = {"model": "tiny", "messages": ASKED, "system": "Be brief.", "tools": [ANTHROPICS_TOOL]}
+    counted, expected = (
+        anthropics(client).messages.count_tokens(**asked).input_tokens for client in (served.client(), stock)
+    )
+    assert counted == expected
+    chat = {"model": "tiny", "messages": ASKED}
+    both = [
+        httpx.post(
+            str(client.base_url).replace("v1/", "tokenize"),
+            json=chat,
+            headers={"authorization": f"Bearer {client.api_key}"},
+        ).json()
+        for client in (served.client(), stock)
+    ]
+    assert both[0]["tokens"] == both[1]["tokens"] != []
+
+
+def test_a_message_has_an_objective_a_key_and_errors_of_its_api(served):
+    client = anthropics(served.client())
+    asked = {"model": "tiny", "messages": ASKED, "max_tokens": 4}
+    headers = {"x-slo-tier": "premium", "x-slo-ttft-ms": "9000"}
+    sent = {"thinking": {"type": "enabled", "budget_tokens": 1024}, "context_management": {"edits": []}}
+    answer = client.messages.with_raw_response.create(**asked, extra_headers=headers, extra_body=sent)
+    assert (answer.headers["x-slo-tier"], answer.headers["x-slo-ttft-budget-ms"]) == ("premium", "9000.0")
+    with pytest.raises(anthropic.AuthenticationError) as refused:
+        client.with_options(api_key="wrong").messages.create(**asked)
+    assert refused.value.body["error"]["type"] == "authentication_error"
+    with pytest.raises(anthropic.NotFoundError) as refused:
+        client.messages.create(**{**asked, "model": "other"})
+    assert refused.value.body["error"]["type"] == "not_found_error"
+    with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
+        client.messages.create(**{**asked, "max_tokens": 100_000})
 
 
 def test_each_adapter_says_something_of_its_own(served):

@@ -7,7 +7,9 @@ from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 from vllm.entrypoints import chat_utils
+from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
 
 from deployments.config.limits import LimitsConfig
 from deployments.http import allowed_fields
@@ -24,6 +26,10 @@ SAY = [{"role": "user", "content": "hi"}]
         (ChatCompletionRequest, allowed_fields.CHAT),
         (CompletionRequest, allowed_fields.COMPLETION),
         (ResponsesRequest, allowed_fields.RESPONSES),
+        (AnthropicMessagesRequest, allowed_fields.MESSAGES),
+        (AnthropicCountTokensRequest, allowed_fields.COUNT_TOKENS),
+        (TokenizeChatRequest, allowed_fields.TOKENIZE_CHAT),
+        (TokenizeCompletionRequest, allowed_fields.TOKENIZE),
     ],
 )
 def test_every_field_of_vllms_is_decided_on(model, allowed):

@@ -14,6 +14,7 @@ from deployments.http import errors as http_errors
 from deployments.http.accounting import Identity, RequestRecord
 from deployments.http.answering.answer import generate, respond
 from deployments.http.errors import HTTPError
+from deployments.http.responses.request import field_here
 from deployments.http.token_meter import TokenMeter
 from slo.admission.tenant_limits import NO_USAGE, Usage
 from slo.objectives import Objective
@@ -139,8 +140,16 @@ async def test_what_its_replicas_refuse_has_taken_nothing(code, kind, outcome):
 
 async def test_in_another_api_a_refusal_names_that_apis_field():
     refused = error_response(400, "BadRequestError", "too long", "messages")
-    response = await answered(Record(), refused, wording=SimpleNamespace())
+    wording = SimpleNamespace(path="/v1/responses", field=field_here)
+    response = await answered(Record(), refused, wording=wording)
     assert json.loads(response.body)["error"]["param"] == "input"
+
+
+async def test_in_another_api_a_refusal_has_that_apis_shape():
+    refused = error_response(400, "BadRequestError", "too long", "messages")
+    wording = SimpleNamespace(path="/v1/messages", field=lambda name: name)
+    response = await answered(Record(), refused, wording=wording)
+    assert json.loads(response.body)["type"] == "error"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,111 @@
+"""A request of the messages API as the chat completion that answers it.
+
+Owns which name a field has there. A chat is made of the messages by vLLM's own rules, and what a body may
+hold is decided where every chat's is (`deployments.http.request_body`), after the translation.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic_core import to_jsonable_python
+from ray.serve.llm.openai_api_models import ChatCompletionRequest
+from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
+from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
+
+from deployments.config.limits import LimitsConfig
+from deployments.http import errors as http_errors
+from deployments.http import request_body, request_fields
+from deployments.http.allowed_fields import TOKENIZE_CHAT
+from deployments.http.answering.wording import renamed
+from deployments.http.errors import HTTPError
+from slo.admission.tenants import Tenant
+from slo.errors import FieldError
+from telemetry import logs
+
+if TYPE_CHECKING:
+    from ray.llm._internal.serve.core.configs.openai_api_models import TokenizeChatRequest
+
+_RENAMED: Final = {
+    "max_completion_tokens": "max_tokens",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+}
+"""Names of a chat's fields, which refusals name, and what they are here."""
+_STANDARD: Final = {"standard_only": "default"}
+"""What a service tier of Anthropic's is called by OpenAI, where another name is used."""
+
+
+def read(
+    raw: bytes, limits: LimitsConfig, tenant: Tenant
+) -> tuple[AnthropicMessagesRequest, ChatCompletionRequest]:
+    """The body of a tenant's request, and the chat completion that it is answered with.
+
+    Raises:
+        HTTPError: as `request_body.read`.
+        FieldError: as `request_body.read`.
+    """
+    given = _given(raw, limits)
+    asked = request_body.as_model(given, AnthropicMessagesRequest, limits)
+    values = _as_chat(asked)
+    if (tier := given.get("service_tier")) is not None:
+        values["service_tier"] = _STANDARD.get(tier, tier) if isinstance(tier, str) else tier
+    try:
+        return asked, request_body.read_values(values, ChatCompletionRequest, limits, tenant)
+    except (FieldError, HTTPError) as error:
+        raise renamed(error, field_here) from None
+
+
+def read_to_count(raw: bytes, limits: LimitsConfig) -> TokenizeChatRequest:
+    """The chat whose tokens a request asks to be counted.
+
+    Raises:
+        HTTPError: as `request_body.parse`.
+        FieldError: as `request_body.parse`, and for what is not text.
+    """
+    asked = request_body.as_model(_given(raw, limits), AnthropicCountTokensRequest, limits)
+    values = {name: value for name, value in _as_chat(asked).items() if name in TOKENIZE_CHAT}
+    try:
+        return request_body.read_chat_to_convert(values, limits)
+    except (FieldError, HTTPError) as error:
+        raise renamed(error, field_here) from None
+
+
+def field_here(field: str) -> str:
+    """What the client has called a chat's field."""
+    head = field.partition(".")[0].partition("[")[0]
+    if head == "messages":  # the system's text is one of a chat's, and results of tools are some
+        return head
+    if head == "tools":
+        return field.replace(".function.parameters", ".input_schema").replace(".function", "")
+    return _RENAMED.get(head, head) + field[len(head) :]
+
+
+def _given(raw: bytes, limits: LimitsConfig) -> dict[str, Any]:
+    values = request_body.values_of(raw, limits)
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _as_chat(asked: AnthropicMessagesRequest | AnthropicCountTokensRequest) -> dict[str, Any]:
+    """The body of a chat completion that asks for the same; what is not named is left to the chat's defaults.
+
+    Texts of the system inside the conversation stand before it, as in a vLLM server that was given no
+    template: many templates take no others.
+
+    Raises:
+        HTTPError: 400 for messages of which no chat can be made.
+    """
+    try:
+        chat = AnthropicServingMessages.to_chat_completion_request(asked, merge_inline_system=True)
+        request_fields.materialise(chat)
+    except Exception as error:  # noqa: BLE001 - whatever a body causes is the body's fault
+        logs.event("body_not_understood", level=logging.WARNING, error=repr(error)[:500])
+        raise http_errors.bad_body(
+            "messages: has a block that is not of the shape of its type", "messages"
+        ) from None
+    named: Mapping[str, Any] = {name: getattr(chat, name) for name in chat.model_fields_set}
+    plain = to_jsonable_python(named, by_alias=True, exclude_none=True)
+    return {name: value for name, value in plain.items() if value is not None and name != "max_tokens"}
