@@ -40,12 +40,12 @@ async def served(scope, receive, send):
     await send({"type": "http.response.body", "body": b"served"})
 
 
-async def post(headers=(), content=b"", *keys, limits=LIMITS, method="POST"):
+async def post(headers=(), content=b"", *keys, limits=LIMITS, method="POST", path="/v1/completions"):
     gate = Gatekeeper(served, Keys(*keys), limits)
     gate._instruments = Counts()
     transport = httpx.ASGITransport(app=gate)
     async with httpx.AsyncClient(transport=transport, base_url="http://slackserve") as client:
-        return await client.request(method, "/v1/completions", headers=headers, content=content)
+        return await client.request(method, path, headers=headers, content=content)
 
 
 async def test_an_ordinary_request_passes():
@@ -185,6 +185,36 @@ async def test_a_refusal_is_logged_with_its_tenant_and_never_the_key(caplog):
     assert "code=invalid_api_key" in unknown
     assert "key-of-acme" not in acme
     assert "wrong-key-1" not in unknown
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([("x-api-key", "key-of-acme")], 200),
+        ([("x-api-key", " ")], 401),
+        ([("x-api-key", "wrong-key-1")], 401),
+        ([("x-api-key", "wrong-key-1"), ("authorization", "Bearer key-of-acme")], 200),
+        ([("x-api-key", "key-of-acme"), ("authorization", "Bearer wrong-key-1")], 401),
+        ([("x-api-key", "key-of-acme"), ("authorization", "Basic abc")], 401),
+    ],
+)
+async def test_the_key_may_be_where_anthropics_clients_have_it(headers, status):
+    key = ApiKey(digest("key-of-acme"), Tenant("acme"))
+    assert (await post(headers, b"{}", key)).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "kind"),
+    [(b"{}", 401, "authentication_error"), (b"x" * 2000, 413, "request_too_large")],
+)
+async def test_a_refusal_has_the_shape_of_the_api_that_was_asked(content, status, kind):
+    key = ApiKey(digest("key-of-acme"), Tenant("acme"))
+    headers = [] if status == 401 else [("x-api-key", "key-of-acme")]
+    answer = await post(headers, content, key, path="/v1/messages")
+    assert answer.status_code == status
+    told = answer.json()
+    assert (told["type"], told["error"]["type"]) == ("error", kind)
+    assert told["error"]["message"]
 
 
 async def test_a_client_that_leaves_in_the_middle_of_its_body_has_failed_nobody(caplog):
