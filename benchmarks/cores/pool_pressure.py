@@ -199,7 +199,7 @@ def as_measured() -> dict[str, Any]:
     """The ways on an engine with the measured one's step times and arrivals, beside what it measured."""
     real = result(REAL)
     given, rounds = real["settings"], real["rounds"]
-    by_round = {row["round"]: _real_asked(given, row["round"]) for row in rounds}
+    by_round = {row["round"]: real_asked(given, row["round"]) for row in rounds}
     model, prompt_token_s = _fitted(rounds, by_round)
     rows, same = [], []
     for pool in dict.fromkeys(row["pool"] for row in rounds):
@@ -237,18 +237,7 @@ def _beside(
         if capped := CAPPED.fullmatch(arm):
             way, seqs = ARMS["priority" if capped["priority"] else "stock"], int(capped["seqs"])
         assert way is not None, arm
-        setup = PressedSetup(
-            model,
-            prompt_token_s,
-            blocks,
-            block_tokens=pressure.BLOCK,
-            chunk_tokens=128,
-            step_tokens=1024,
-            max_seqs=seqs,
-            block_s=1e-4,
-            host_blocks=blocks // 4 if "host" in way else 0,
-            pulls=False,
-        )
+        setup = _setup(model, prompt_token_s, blocks, seqs, has_host="host" in way)
         simulated = [serve(way, setup, by_round[row["round"]])[1] for row in measured]
         row: dict[str, Any] = {"arm": arm}
         for key in ("premium met", "standard met", "background preempted", "again", "tokens/s"):
@@ -262,11 +251,36 @@ def _beside(
     return rows
 
 
+def measured_setup(real: Mapping[str, Any], row: Mapping[str, Any]) -> PressedSetup:
+    """An engine with the step times that were measured, and the memory of one of its rounds."""
+    by_round = {one["round"]: real_asked(real["settings"], one["round"]) for one in real["rounds"]}
+    model, prompt_token_s = _fitted(real["rounds"], by_round)
+    return _setup(model, prompt_token_s, row["blocks"], 256, has_host=False)
+
+
+def _setup(
+    model: DecodeModel, prompt_token_s: float, blocks: int, seqs: int, *, has_host: bool
+) -> PressedSetup:
+    return PressedSetup(
+        model,
+        prompt_token_s,
+        blocks,
+        block_tokens=pressure.BLOCK,
+        chunk_tokens=128,
+        step_tokens=1024,
+        max_seqs=seqs,
+        block_s=1e-4,
+        host_blocks=blocks // 4 if has_host else 0,
+        pulls=False,
+    )
+
+
 def _order(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:
     return bool(one[key] > other[key])
 
 
-def _real_asked(given: Mapping[str, Any], number: int) -> list[PressedRequest]:
+def real_asked(given: Mapping[str, Any], number: int) -> list[PressedRequest]:
+    """The requests of a round of the measurement that had these settings."""
     drawn = pressure.arrivals(given["seconds"], given["rate"], seed=100 + number)
     kinds = pressure.KINDS
     return [

@@ -127,6 +127,29 @@ def pool_pressure_measured() -> str:
     return markdown(["Memory", "", *columns], rows)
 
 
+def kept_memory() -> str:
+    """What comes of keeping memory for a part of what is predicted."""
+    rows = [
+        [
+            row["engine"],
+            row["way"],
+            f"{row['premium met']:.1%}, {row['standard met']:.1%}",
+            _share(row["background preempted"]),
+            f"{row['again']:.1%}",
+            "" if row["background end p50 s"] is None else f"{row['background end p50 s']:.1f} s",
+            f"{row['tokens/s']:,.0f}",
+            f"{row['met/s']:.2f}",
+        ]
+        for row in result("cores/kept_memory")["rows"]
+    ]
+    columns = ["Engine", "Memory", "Premium, standard met", "Background preempted", "Computed again"]
+    return markdown([*columns, "Background ends, p50", "Tokens/s", "Met per second"], rows)
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
 def decode_migration() -> str:
     """What moving streams gains when a decode replica's memory runs short."""
     rows = [
@@ -154,6 +177,8 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "decode-pace": decode_pace,
     "decode-pressure": lambda: decode_pressure("engines/decode_pressure", 0.5),
     "decode-pressure-whole": lambda: decode_pressure("engines/decode_pressure_whole", 1.0),
+    "decode-pressure-xeon": lambda: decode_pressure("engines/decode_pressure_xeon", 0.5),
+    "kept-memory": kept_memory,
     "pool-pressure": lambda: pool_pressure(0.5),
     "pool-pressure-measured": pool_pressure_measured,
 }

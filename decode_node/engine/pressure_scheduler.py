@@ -218,7 +218,6 @@ class PressureScheduler(CarryingScheduler):
             case TakenBy.REPREFILL:
                 self._let_go(request, victim.reason, now_s)
             case TakenBy.DROP:
-                self._lengths.preempted()
                 self._drop(request, victim.reason)
             case TakenBy.SWAP | TakenBy.RECOMPUTE:
                 self._leavers.stays()
@@ -233,14 +232,12 @@ class PressureScheduler(CarryingScheduler):
         reason, by = self._relief.preempts(request, now_s)
         super()._preempt_request(request, *args, **kwargs)
         self._count(request, reason, by)
-        self._lengths.preempted()
         self._book.preempted(name, lost_tokens, now_s)
 
     def _let_go(self, request: Request, reason: VictimReason, now_s: float) -> None:
         """End a running request here; it comes back once the prefill tier has computed its KV."""
         account = self._book.accounts[request.request_id]
         self._count(request, reason, TakenBy.REPREFILL)
-        self._lengths.preempted()
         self._leavers.leave(request, account, self._view.preemptions(request) + 1, now_s)
         self._last_words.say(request, LEFT)
         self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)

@@ -84,7 +84,7 @@ class PressureReport:
 
     def _peak(self, held_by: Sequence[Request], pool: Pool) -> float:
         """The predicted peak of those that have memory, as a part of the pool."""
-        peak = predicted_peak([self._view.holding(request, self._lengths) for request in held_by])
+        peak = predicted_peak([self._view.expected(request, self._lengths) for request in held_by])
         return max(0, peak - pool.shared_tokens) / pool.tokens
 
     def _load(
@@ -98,7 +98,6 @@ class PressureReport:
             pool.shared_tokens,
             int(self._admission.reserved_tokens(held_by, now_s)),
             self._pace.step_s(),
-            {view.job(request): view.holding(request, lengths) for request in unfinished},
+            {view.job(request): view.expected(request, lengths) for request in unfinished},
             {tier: lengths.whole(tier, "", view.max_model_len) for tier in self._tiers.names},
-            lengths.factor,
         )

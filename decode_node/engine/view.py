@@ -162,14 +162,27 @@ class StreamView:
         )
 
     def holding(self, request: Request, lengths: OutputLengths) -> Holding:
-        """What a request holds, in whole blocks, or would hold, and how much more it will take."""
+        """What a request holds, in whole blocks, or would hold, and for how much more memory is kept."""
         account, emitted = self._accounts[request.request_id], request.num_output_tokens
-        most = max(0, min(request.max_tokens - emitted, self.max_model_len - request.num_tokens))
+        expected = self.expected(request, lengths)
+        most = self._most(request)
         remaining = lengths.remaining(account.tier, account.tenant, emitted, most)
-        expected = lengths.expected(account.tier, account.tenant, emitted, most)
+        return expected._replace(remaining=remaining, lasts=expected.remaining)
+
+    def expected(self, request: Request, lengths: OutputLengths) -> Holding:
+        """What a request holds, in whole blocks, or would hold, and how much more it is expected to take."""
+        account, emitted = self._accounts[request.request_id], request.num_output_tokens
+        remaining = lengths.expected(account.tier, account.tenant, emitted, self._most(request))
         blocks = max(len(self.blocks(request)), self.blocks_for(request.num_tokens))
         rank, waits = self._tiers.rank(account.tier), not self.blocks(request)
-        return Holding(blocks * self.block_tokens, remaining, rank, waits, expected)
+        return Holding(blocks * self.block_tokens, remaining, rank, waits)
+
+    def _most(self, request: Request) -> int:
+        """Tokens that are still to come of a request at most."""
+        most: int = min(
+            request.max_tokens - request.num_output_tokens, self.max_model_len - request.num_tokens
+        )
+        return max(0, most)
 
     def pool(self, holders: Iterable[Request]) -> Pool:
         """The pool beside those that have memory, with room for all of their sequences."""

@@ -29,11 +29,14 @@ class Ours:
     """SlackServe's rules in `slo.decode`, as `decode_node.engine.pressure_scheduler` carries them out.
 
     TPOT objectives leave nobody out of a step and keep nobody waiting.
+
+    Attributes:
+        lengths: What it has learned of answers.
     """
 
     def __init__(self, tiers: TierSet) -> None:
         self._tiers = tiers
-        self._lengths = OutputLengths()
+        self.lengths = OutputLengths()
         self._reserve = TopTierReserve()
         self._ageing = Ageing()
 
@@ -129,13 +132,12 @@ class Ours:
         """What is left to vLLM: the lowest tier's last."""
         return max(engine.running, key=lambda one: (-one.rank, one.asked.at_s))
 
-    def preempted(self, engine: PressedEngine) -> None:  # noqa: ARG002 - a way's
-        """Predict more: it was too little."""
-        self._lengths.preempted()
+    def preempted(self, engine: PressedEngine) -> None:
+        """Nothing follows from it."""
 
     def ended(self, one: PressedStream) -> None:
         """An answer's length is known."""
-        self._lengths.ended(one.asked.tier, "", one.emitted)
+        self.lengths.ended(one.asked.tier, "", one.emitted)
 
     def load(self, engine: PressedEngine) -> DecodeLoad:
         """What the router is told, as `decode_node.engine.report` tells it."""
@@ -145,9 +147,8 @@ class Ours:
             0,
             int(self._kept_tokens(engine)),
             engine.step_s,
-            {JobId(one.asked.name): self.holding(engine, one) for one in known},
-            {tier: self._lengths.whole(tier, "", _LONGEST) for tier in self._tiers.names},
-            self._lengths.factor,
+            {JobId(one.asked.name): self._expected(engine, one) for one in known},
+            {tier: self.lengths.whole(tier, "", _LONGEST) for tier in self._tiers.names},
         )
 
     def _kept_tokens(self, engine: PressedEngine) -> float:
@@ -190,13 +191,17 @@ class Ours:
         )
 
     def holding(self, engine: PressedEngine, one: PressedStream) -> Holding:
-        """What a request holds, or would hold, and how much more it will take."""
-        asked, most = one.asked, one.asked.most - one.emitted
-        remaining = self._lengths.remaining(asked.tier, "", one.emitted, most)
-        expected = self._lengths.expected(asked.tier, "", one.emitted, most)
+        """What a request holds, or would hold, and for how much more memory is kept."""
+        expected, most = self._expected(engine, one), one.asked.most - one.emitted
+        remaining = self.lengths.remaining(one.asked.tier, "", one.emitted, most)
+        return expected._replace(remaining=remaining, lasts=expected.remaining)
+
+    def _expected(self, engine: PressedEngine, one: PressedStream) -> Holding:
+        """The same with how much more it is expected to take."""
+        remaining = self.lengths.expected(one.asked.tier, "", one.emitted, one.asked.most - one.emitted)
         blocks = max(engine.held(one), engine.setup.blocks_of(one.length))
         waits = not engine.held(one)
-        return Holding(blocks * engine.setup.block_tokens, remaining, one.rank, waits, expected)
+        return Holding(blocks * engine.setup.block_tokens, remaining, one.rank, waits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ class DecodeLoad:
         step_s: What a step takes.
         streams: Those in the engine by job; those without one have names of their own.
         answers: Tokens that an answer is expected to have, by tier.
-        factor: What the scheduler multiplies such expectations by, to use the memory well.
     """
 
     pool_tokens: int
@@ -35,12 +34,8 @@ class DecodeLoad:
     step_s: float
     streams: Mapping[JobId, Holding] = field(default_factory=dict)
     answers: Mapping[Tier, int] = field(default_factory=dict)
-    factor: float = 1.0
 
     def newcomer(self, tier: Tier, rank: int, tokens: int, answers: int, most: int) -> Holding:
         """A request of so many tokens, whose answers have at most `most` together; 0 leaves that open."""
         expected = answers * self.answers.get(tier, FIRST_GUESS)
-        remaining = round(self.factor * expected)
-        if most:
-            expected, remaining = min(expected, most), min(remaining, most)
-        return Holding(tokens, remaining, rank, lasts=expected)
+        return Holding(tokens, min(expected, most) if most else expected, rank)

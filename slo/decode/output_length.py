@@ -1,7 +1,7 @@
 """How many tokens an answer has still to come, learned from the answers that ended.
 
-Owns the lengths of the latest answers by tier and tenant, and the factor that corrects what they say. The
-prediction is the mean of what is left of those that got longer than this one is, as in Past-Future
+Owns the lengths of the latest answers by tier and tenant, and how much of what they say memory is kept for.
+The prediction is the mean of what is left of those that got longer than this one is, as in Past-Future
 (arXiv 2507.10150, section 4.1).
 """
 
@@ -20,22 +20,20 @@ FIRST_GUESS: Final = 256
 _FEW: Final = 20
 """A tenant's own answers count once there are so many, until then those of all of its tier."""
 _MAX_HISTORIES: Final = 1024
-_RAISE: Final = 1.1
-_MOST: Final = 1.5
-_LEAST: Final = 0.5
-_DECAY: Final = 0.99
+KEPT_FOR: Final = 0.1
+"""Part of what is predicted to come that memory is kept for (ADR 48): a stream that is started too early
+costs less than memory that nobody uses, where whose memory is taken is chosen by cost."""
 
 
 class OutputLengths:
     """Lengths of answers, and what they say about those that are under way.
 
     Attributes:
-        factor: What predictions are multiplied by: more after each preemption, which says that they were too
-            low, and less with each answer that ends.
+        factor: What predictions are multiplied by where memory is at stake.
     """
 
     def __init__(self) -> None:
-        self.factor = 1.0
+        self.factor = KEPT_FOR
         self._tenants: OrderedDict[tuple[Tier, str], _Lengths] = OrderedDict()
         self._tiers: dict[Tier, _Lengths] = {}
 
@@ -47,11 +45,6 @@ class OutputLengths:
         if len(self._tenants) > _MAX_HISTORIES:
             self._tenants.popitem(last=False)
         self._tiers.setdefault(tier, _Lengths()).add(tokens)
-        self.factor = max(_LEAST, self.factor * _DECAY)
-
-    def preempted(self) -> None:
-        """Memory was taken from a stream: there was more to come than was predicted."""
-        self.factor = min(_MOST, self.factor * _RAISE)
 
     def remaining(self, tier: Tier, tenant: str, emitted: int, most: int) -> int:
         """Tokens of an answer that memory is to be there for.

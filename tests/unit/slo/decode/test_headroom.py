@@ -8,13 +8,7 @@ from slo.tiers import BACKGROUND, STANDARD
 
 def test_a_newcomer_has_what_answers_of_its_tier_have():
     asked = DecodeLoad(1000, 0, 0, 0.1, answers={STANDARD: 70})
-    assert asked.newcomer(STANDARD, 1, 100, 1, 0) == Holding(100, 70, 1, lasts=70)
-    assert asked.newcomer(STANDARD, 1, 100, 3, 0) == Holding(100, 210, 1, lasts=210)
-    assert asked.newcomer(STANDARD, 1, 100, 1, 20) == Holding(100, 20, 1, lasts=20)
-    assert asked.newcomer(BACKGROUND, 0, 100, 1, 0) == Holding(100, FIRST_GUESS, lasts=FIRST_GUESS)
-
-
-def test_memory_is_corrected_and_ends_are_not():
-    asked = DecodeLoad(1000, 0, 0, 0.1, answers={STANDARD: 70}, factor=0.5)
-    assert asked.newcomer(STANDARD, 1, 100, 1, 0) == Holding(100, 35, 1, lasts=70)
-    assert asked.newcomer(STANDARD, 1, 100, 1, 20) == Holding(100, 20, 1, lasts=20)
+    assert asked.newcomer(STANDARD, 1, 100, 1, 0) == Holding(100, 70, 1)
+    assert asked.newcomer(STANDARD, 1, 100, 3, 0) == Holding(100, 210, 1)
+    assert asked.newcomer(STANDARD, 1, 100, 1, 20) == Holding(100, 20, 1)
+    assert asked.newcomer(BACKGROUND, 0, 100, 1, 0) == Holding(100, FIRST_GUESS)

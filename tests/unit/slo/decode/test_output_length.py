@@ -47,16 +47,12 @@ def test_a_tenant_with_few_answers_is_taken_for_one_of_its_tier():
     assert learned.remaining(BACKGROUND, "a", 0, PLENTY) == FIRST_GUESS, "tiers are apart"
 
 
-def test_preemptions_raise_the_prediction_within_bounds_and_ends_lower_it():
-    learned = known([100] * 40)
-    learned.preempted()
-    assert learned.remaining(PREMIUM, "a", 0, PLENTY) == 110
-    for _ in range(50):
-        learned.preempted()
-    assert learned.remaining(PREMIUM, "a", 0, PLENTY) == 150
-    for _ in range(500):
+def test_memory_is_kept_for_a_part_of_it():
+    learned = OutputLengths()
+    for _ in range(40):
         learned.ended(PREMIUM, "a", 100)
-    assert learned.remaining(PREMIUM, "a", 0, PLENTY) == 50
+    assert learned.remaining(PREMIUM, "a", 0, PLENTY) == 10
+    assert learned.expected(PREMIUM, "a", 0, PLENTY) == 100
     assert learned.whole(PREMIUM, "a", PLENTY) == 100, "where no memory is at stake, nothing is corrected"
 
 
