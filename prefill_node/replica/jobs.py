@@ -57,6 +57,9 @@ if TYPE_CHECKING:
     from prefill_node.replica.preemption_metrics import PreemptionRecord
 
 _REMEMBER_RELEASED = 4096
+_ENGINE_ID_PREFIX = "prefill-"
+"""How an engine's ids begin, because a job's begins with what the client calls its request: vLLM takes NIXL's
+notification that blocks were read for a heartbeat when their id begins with `HB:`."""
 CLIENT_CLOSED_REQUEST = 499
 
 
@@ -203,9 +206,9 @@ class JobTable:
         client = self._engine._engine_client  # noqa: SLF001 - no public way in
         headers = extract_trace_headers(info.headers) if await client.is_tracing_enabled() else None
         prompt = tokens_input(request.token_ids, cache_salt=request.cache_salt)
-        job_id = params.extra_args[JOB_XARG]
+        engine_id = _ENGINE_ID_PREFIX + params.extra_args[JOB_XARG]
         adapter = self._adapter(request.adapter)
-        answer = client.generate(prompt, params, job_id, lora_request=adapter, trace_headers=headers)
+        answer = client.generate(prompt, params, engine_id, lora_request=adapter, trace_headers=headers)
         async with aclosing(answer) as outputs:
             async for output in outputs:
                 return output

@@ -8,8 +8,10 @@ from unittest.mock import MagicMock
 
 import pytest
 from ray.serve.llm.openai_api_models import ErrorResponse
+from read_blocks import ReadBlocks
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
+from vllm.v1.engine.input_processor import InputProcessor
 
 from kv_transfer.places import Places
 from prefill_node.engine.scheduler import RELEASE_PREFIX
@@ -96,17 +98,35 @@ async def prefill(table, attempt=0, adapter=None, job="job", tier=STANDARD):
 
 async def test_it_is_sampled_as_the_client_asked_and_says_where_its_blocks_are(table, client):
     client.go.set()
-    assert await prefill(table) == Prefilled(TOKEN, {"at": "job"}, "here", CacheUse(2, 1))
+    assert await prefill(table) == Prefilled(TOKEN, {"at": "prefill-job"}, "here", CacheUse(2, 1))
     ((prompt, _, params),) = client.asked
     assert (prompt, params.temperature, params.seed, params.max_tokens) == ([1, 2, 3], 0.7, 4, 1)
     assert params.extra_args[KV_PARAMS]["do_remote_decode"]
     assert not table._ledger.accepted
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["mine", "HB:mine", "HB:", "a:b:2", ":", RELEASE_PREFIX, f"{RELEASE_PREFIX}mine", "prefill-HB:mine"],
+)
+async def test_blocks_are_freed_once_they_are_read_whatever_a_client_calls_its_request(table, client, name):
+    """Decode names the request and how many read it; to vLLM what begins with `HB:` lengthens leases."""
+    client.go.set()
+    answer = await prefill(table, job=f"{name}-0123456789abcdef")
+    request = SimpleNamespace(request_id=answer.kv_transfer_params["at"], external_req_id=None)
+    InputProcessor.assign_request_id(request)
+    assert not request.request_id.startswith(RELEASE_PREFIX), "an abort of vLLM's would be a release to us"
+    prefill_worker = ReadBlocks()
+    prefill_worker.lease(request.request_id)
+    assert prefill_worker.hear(f"HB:{request.request_id}".encode()) == set()
+    assert prefill_worker.hear(f"{request.request_id}:1".encode()) == {request.request_id}
+    assert not prefill_worker._ended_leases, "it did not end unread"
+
+
 async def test_with_a_seed_nothing_is_sampled_for_a_decode_engine_that_draws_otherwise(table, client):
     client.go.set()
     client.vllm_config.use_v2_model_runner = True
-    assert await prefill(table) == Prefilled(None, {"at": "job"}, "here", CacheUse(2, 1))
+    assert await prefill(table) == Prefilled(None, {"at": "prefill-job"}, "here", CacheUse(2, 1))
     ((_, _, params),) = client.asked
     assert (params.temperature, params.seed, params.max_tokens) == (0.0, None, 1)
     assert params.extra_args[KV_PARAMS]["do_remote_decode"], "it is pulled all the same"
