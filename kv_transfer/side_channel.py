@@ -194,5 +194,5 @@ def _question(frames: list[bytes], of: Any) -> Any:
         return None
     try:
         return msgspec.msgpack.decode(frames[2], type=of)
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except ValueError:  # msgspec's own errors, and that of a text which is not UTF-8
         return None

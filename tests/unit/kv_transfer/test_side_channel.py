@@ -20,6 +20,8 @@ from kv_transfer.side_channel import SideChannelError, ask_about_leases, probe, 
 
 HOST = "127.0.0.1"
 ANSWERS = {(0, 0): b"first", (0, 1): b"second"}
+OUR_QUESTION = b"\x93\xc4\x17slackserve_ended_leases"
+"""How one about leases begins."""
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +85,9 @@ def test_no_answer_about_leases_is_said(port, leases):
         (b"",),
         (b"", msgspec.msgpack.encode((b"slackserve_ended_leases", "engine", "a"))),
         (b"", msgspec.msgpack.encode((b"slackserve_ended_leases", 1, ["a"]))),
+        (b"", OUR_QUESTION + b"\xa2\xff\xfe\x90"),  # an engine that is not UTF-8
+        (b"", OUR_QUESTION + b"\xa1e\x91\xa2\xff\xfe"),  # such a lease
+        (b"", b"\x93\xa2\xff\xfe\x00\x00"),
         (b"\xff",),
         (b"", b""),
         (b"", b"\xc1\xc1"),
@@ -116,7 +121,10 @@ def test_whoever_sends_more_than_a_question_is_cut_off_before_it_is_taken_in(por
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(frames=st.lists(st.binary(max_size=64), min_size=1, max_size=5))
+@given(
+    frames=st.lists(st.binary(max_size=64), min_size=1, max_size=5)
+    | st.tuples(st.just(b""), st.binary(max_size=64).map(OUR_QUESTION.__add__))
+)
 def test_any_message_is_survived(port, frames):
     send(port, *frames)
     assert ask(port, (0, 0))[0] == b"first"
