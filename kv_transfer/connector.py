@@ -10,8 +10,10 @@ engine its cores. The transfer itself is vLLM's.
 from __future__ import annotations
 
 import enum
+import logging
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import time
@@ -42,8 +44,13 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
+_log = logging.getLogger(__name__)
+
 _SWAP_BYTES: Final = "slackserve_swap_bytes"
 _ASKERS: Final = 4
+_READ: Final = re.compile(r".*:[1-9][0-9]{0,8}", re.DOTALL)
+"""What decode notifies: a request, and how many workers read its blocks."""
+_HEARTBEAT: Final = "HB:"
 _GRACE_S: Final = 10.0
 """How long a process whose parent has ended may take to stop its own children."""
 
@@ -248,9 +255,16 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no ty
         return sent, settled.done
 
     def _follow_notifications(self) -> None:
-        """On prefill: take note of what has been read; of other blocks that are freed the lease has ended."""
+        """On prefill: take note of what has been read; of other blocks that are freed the lease has ended.
+
+        What vLLM could not read is left out: it would raise within the engine's step, on decode as well.
+        """
         worker = self.connector_worker
-        new_notifications = worker._get_new_notifs  # noqa: SLF001 - vLLM's own
+        agent = worker.nixl_wrapper
+        new_notifications, received = worker._get_new_notifs, agent.get_new_notifs  # noqa: SLF001 - vLLM's own
+
+        def readable() -> dict[str, list[bytes]]:
+            return {sender: list(filter(_is_readable, sent)) for sender, sent in received().items()}
 
         def follow() -> set[str]:
             read: set[str] = new_notifications()
@@ -258,6 +272,7 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no ty
             return read
 
         worker._get_new_notifs = follow  # noqa: SLF001 - likewise
+        agent.get_new_notifs = readable
 
     def _ask(self, pull: Pull, leases: Sequence[str]) -> Future[Leases]:
         return self._askers.submit(ask_about_leases, pull.address, pull.engine, leases)
@@ -268,6 +283,18 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no ty
         For the scheduler's side, and only while the request's blocks wait to be pulled.
         """
         self.connector_scheduler._reqs_need_send[engine_request_id] = time.perf_counter()  # noqa: SLF001
+
+
+def _is_readable(notification: bytes) -> bool:
+    """Whether vLLM can read what NIXL has received."""
+    try:
+        text = notification.decode()
+    except UnicodeDecodeError:
+        text = ""
+    if text.startswith(_HEARTBEAT) or _READ.fullmatch(text):
+        return True
+    _log.warning("NIXL: ignored a notification that nobody can read (%d bytes)", len(notification))
+    return False
 
 
 def _swaps(step: Any) -> SwapStep | None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from read_blocks import ReadBlocks
 from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
@@ -87,3 +88,37 @@ def test_the_hosts_pool_has_the_memory_that_it_is_given(kv_heads):
     assert len(kv_cache.kv_cache_tensors) == len(set(kv_heads))
     block_bytes = sum(layer.page_size_bytes for layer in layers.values())
     assert swap_slots(config, kv_cache) == given_bytes // block_bytes
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"zz",
+        b"\xff:1",
+        b"HB:\xff",
+        b"lease:y",
+        b"lease:",
+        b"lease:-1",
+        b"lease:0",
+        b"lease:1:",
+        b"lease:" + b"9" * 5000,
+    ],
+)
+def test_a_notification_that_nobody_can_read_ends_no_engine_and_keeps_back_no_other(message):
+    """Whoever has NIXL's metadata of a worker can send it some; vLLM would raise within the engine's step."""
+    connector = ReadBlocks()
+    for lease in ("first", "second", "lease"):
+        connector.lease(lease)
+    assert connector.hear(b"first:1", message, b"second:1") == {"first", "second"}
+    assert connector.hear(message) == set()
+    assert connector.hear(b"lease:1") == {"lease"}
+
+
+def test_a_lease_is_lengthened_and_several_readers_are_waited_for():
+    connector = ReadBlocks()
+    connector.lease("a:b")
+    ends_s = connector.connector_worker._reqs_to_send["a:b"]
+    assert connector.hear(b"HB:a:b,other", b"a:b:2") == set()
+    assert connector.connector_worker._reqs_to_send["a:b"] > ends_s
+    assert connector.hear(b"a:b:2") == {"a:b"}
