@@ -8,19 +8,21 @@ answered is vLLM's.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 import zmq
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.utils import zmq_ctx
-from vllm.utils.network_utils import is_valid_ipv6_address, make_zmq_path
+from vllm.utils.network_utils import make_zmq_path
 
+from kv_transfer import zmtp
 from kv_transfer.leases import Leases
 
 _log = logging.getLogger(__name__)
@@ -29,10 +31,10 @@ PROBE_S: Final = 5.0
 ANSWER_S: Final = 2.0
 """So long an answer about leases is waited for."""
 _LEASES_MSG: Final = b"slackserve_ended_leases"
-_RECEIVE_MS: Final = 1000
+_LOOK_S: Final = 1.0
 _REOPEN_S: Final = 1.0
-_MAX_BYTES: Final = 4096
-"""A handshake's question has thirty bytes, one about leases a hundred for each; who sends more is cut off."""
+_LONGEST_S: Final = 60.0
+"""So long a connection may stay; whoever asks over one that has ended makes another by itself."""
 _MAX_TOLD: Final = 10
 BIND_S: Final = 60.0
 """So long a port may still be another's, of one that is about to end."""
@@ -77,10 +79,8 @@ def serve_handshakes(
     _not_ours.discard((host, port))
     while not stop.is_set():
         try:
-            with _listening(host, port) as socket:
-                ready.set()
-                _answer(socket, answers, ended, stop)
-        except zmq.ZMQError as error:
+            asyncio.run(_serve(host, port, _Answers(answers, ended), ready, stop))
+        except OSError as error:
             _log.exception("NIXL's side channel on %s:%d failed (%s), it is opened again", host, port, error)
             if not ready.is_set() and time.monotonic() - opened_s >= BIND_S:
                 _not_ours.add((host, port))
@@ -104,22 +104,6 @@ def probe(host: str, port: int, rank: tuple[int, int], within_s: float = PROBE_S
             socket.recv_multipart()
         except zmq.Again:
             raise SideChannelError(host, port) from None
-
-
-@contextmanager
-def _listening(host: str, port: int) -> Iterator[Any]:
-    """A socket for questions; whoever sends a frame that is longer is cut off before it is taken in."""
-    context: zmq.Context[Any] = zmq.Context()
-    try:
-        socket = context.socket(zmq.ROUTER)
-        # Both reach connections only when they are set before they are made.
-        socket.setsockopt(zmq.MAXMSGSIZE, _MAX_BYTES)
-        socket.setsockopt(zmq.IPV6, is_valid_ipv6_address(host))
-        socket.setsockopt(zmq.RCVTIMEO, _RECEIVE_MS)
-        socket.bind(make_zmq_path("tcp", host, port))
-        yield socket
-    finally:
-        context.destroy(linger=0)
 
 
 def ask_about_leases(
@@ -150,49 +134,80 @@ def ask_about_leases(
         return Leases(told, clock_s - (asked_s + time.perf_counter()) / 2)
 
 
-def _answer(
-    socket: Any, answers: Mapping[tuple[int, int], bytes], ended: Ended, stop: threading.Event
-) -> None:
-    ignored = 0
-    while not stop.is_set():
+class _Answers:
+    """What is answered to whom.
+
+    Args:
+        by_rank: What handshakes are told.
+        ended: See `serve_handshakes`.
+    """
+
+    def __init__(self, by_rank: Mapping[tuple[int, int], bytes], ended: Ended) -> None:
+        self._by_rank = by_rank
+        self._ended = ended
+        self._ignored = 0
+
+    async def converse(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Answer over one connection until it ends, or something else than a question comes."""
         try:
-            frames = socket.recv_multipart()
-        except zmq.Again:
-            continue
-        answer = answers.get(_rank_in(frames))
-        if answer is None and (asked := _leases_in(frames)) is not None:
-            answer = msgspec.msgpack.encode(ended(*asked))
-        if answer is None:
-            ignored += 1
-            if ignored <= _MAX_TOLD:
-                _log.warning(
-                    "NIXL's side channel: ignored a packet that is no handshake (%d so far)", ignored
-                )
-            continue
+            async with asyncio.timeout(_LONGEST_S):
+                await zmtp.greet(reader, writer)
+                while True:
+                    self._answer(await zmtp.question(reader), writer)
+                    await writer.drain()
+        except zmtp.NoQuestionError:
+            self._ignore()
+        except (asyncio.IncompleteReadError, OSError, asyncio.CancelledError):
+            pass  # it has left, has taken too long, or the listener ends
+        finally:
+            writer.close()
+
+    def _answer(self, question: bytes, writer: StreamWriter) -> None:
+        found = self._by_rank.get(_rank_in(question))
+        if found is None and (asked := _leases_in(question)) is not None:
+            found = msgspec.msgpack.encode(self._ended(*asked))
+        if found is None:
+            self._ignore()
+            return
         # The clock lets prefill and decode estimate how far their clocks are apart; vLLM compares it with the
         # leases that it stamps in this process.
-        socket.send_multipart((frames[0], b"", answer, msgspec.msgpack.encode(time.perf_counter())))
+        writer.write(zmtp.answer(found, msgspec.msgpack.encode(time.perf_counter())))
+
+    def _ignore(self) -> None:
+        self._ignored += 1
+        if self._ignored <= _MAX_TOLD:
+            _log.warning(
+                "NIXL's side channel: ignored a packet that is no handshake (%d so far)", self._ignored
+            )
 
 
-def _rank_in(frames: list[bytes]) -> tuple[int, int]:
-    """The rank that a packet asks about; one that nobody has when it is no handshake."""
-    question = _question(frames, tuple[bytes, int, int])
-    if question is None or question[0] != GET_META_MSG:
+async def _serve(
+    host: str, port: int, answers: _Answers, ready: threading.Event, stop: threading.Event
+) -> None:
+    server = await asyncio.start_server(answers.converse, host, port, limit=zmtp.MAX_BYTES)
+    ready.set()
+    while not stop.is_set():  # noqa: ASYNC110 - another thread's event
+        await asyncio.sleep(_LOOK_S)
+    server.close()
+
+
+def _rank_in(question: bytes) -> tuple[int, int]:
+    """The rank that is asked about; one that nobody has when it is no handshake."""
+    asked = _decoded(question, tuple[bytes, int, int])
+    if asked is None or asked[0] != GET_META_MSG:
         return -1, -1
-    return question[1], question[2]
+    return asked[1], asked[2]
 
 
-def _leases_in(frames: list[bytes]) -> tuple[str, list[str]] | None:
-    """The engine and the leases that a packet asks about, if it does."""
-    question = _question(frames, tuple[bytes, str, list[str]])
-    return None if question is None or question[0] != _LEASES_MSG else (question[1], question[2])
+def _leases_in(question: bytes) -> tuple[str, list[str]] | None:
+    """The engine and the leases that are asked about, if they are."""
+    asked = _decoded(question, tuple[bytes, str, list[str]])
+    return None if asked is None or asked[0] != _LEASES_MSG else (asked[1], asked[2])
 
 
-def _question(frames: list[bytes], of: Any) -> Any:
-    """What a packet asks, if it is a question of this type."""
-    if len(frames) != 3:  # noqa: PLR2004 - sender, delimiter, question
-        return None
+def _decoded(question: bytes, of: Any) -> Any:
+    """What is asked, if it is a question of this type."""
     try:
-        return msgspec.msgpack.decode(frames[2], type=of)
+        return msgspec.msgpack.decode(question, type=of)
     except ValueError:  # msgspec's own errors, and that of a text which is not UTF-8
         return None

@@ -1,11 +1,14 @@
 """Whatever arrives at the side channel, whoever shakes hands is answered."""
 
+import contextlib
 import os
 import socket
 import struct
 import threading
+import time
 
 import msgspec
+import psutil
 import pytest
 import zmq
 from hypothesis import HealthCheck, given, settings
@@ -120,6 +123,48 @@ def test_whoever_sends_more_than_a_question_is_cut_off_before_it_is_taken_in(por
     assert ask(port, (0, 0))[0] == b"first"
 
 
+def zmtp_client(port):
+    """A connection on which ZeroMQ's greetings have been exchanged."""
+    client = socket.create_connection((HOST, port))
+    client.settimeout(10)
+    client.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
+    client.sendall(b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER")
+    while len(client.recv(4096, socket.MSG_PEEK)) <= 64:  # its greeting, and more
+        time.sleep(0.01)
+    return client
+
+
+@pytest.mark.parametrize("frame", [b"\x03" + struct.pack(">Q", 4096) + bytes(4096), b"\x01\x00" * 2000])
+def test_frames_of_a_message_that_never_ends_are_not_kept(port, frame):
+    process = psutil.Process()
+    before, piece = process.memory_info().rss, frame * (1024 * 1024 // len(frame))
+    with zmtp_client(port) as client, contextlib.suppress(ConnectionError):
+        for _ in range(64):
+            client.sendall(piece)
+        time.sleep(0.5)
+    assert process.memory_info().rss - before < 10 * 1024 * 1024
+    probe(HOST, port, (0, 0))
+
+
+@pytest.mark.parametrize("says", [b"", b"\xff", b"\x01\x00\x00"])
+def test_who_takes_long_to_ask_is_cut_off(port, says, monkeypatch):
+    monkeypatch.setattr(side_channel, "_LONGEST_S", 0.3)
+    with zmtp_client(port) as client:
+        client.sendall(says)
+        while client.recv(4096):
+            pass
+
+
+def test_several_questions_over_one_connection_are_answered_in_turn(port):
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.linger, client.rcvtimeo = 0, 5000
+        client.connect(f"tcp://{HOST}:{port}")
+        for rank in (0, 1, 99, 0):
+            client.send_multipart((b"", msgspec.msgpack.encode((GET_META_MSG, 0, rank))))
+        answers = [client.recv_multipart()[1] for _ in range(3)]
+    assert answers == [b"first", b"second", b"first"]
+
+
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     frames=st.lists(st.binary(max_size=64), min_size=1, max_size=5)
@@ -136,6 +181,18 @@ def test_what_is_no_message_at_all_is_survived(port):
             stranger.sendall(junk)
             stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     assert ask(port, (0, 1))[0] == b"second"
+
+
+def test_connections_that_are_open_at_the_end_leave_no_word(caplog):
+    port, ready, stop = free_port(), threading.Event(), threading.Event()
+    listener = threading.Thread(target=serve_handshakes, args=(ANSWERS, ready, stop, HOST, port))
+    listener.start()
+    assert ready.wait(5)
+    with zmtp_client(port):
+        stop.set()
+        listener.join(5)
+    assert not listener.is_alive()
+    assert caplog.records == []
 
 
 def test_a_side_channel_that_does_not_answer_is_said_with_its_address():
