@@ -127,7 +127,7 @@ def remove_stale_boards(directory: Path = SHARED_MEMORY) -> list[Path]:
             fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:  # somebody else has just removed it, or it is another user's
             continue
-        with contextlib.suppress(BlockingIOError):  # locked: its creator lives
+        with contextlib.suppress(OSError):  # locked: its creator lives; or another user's name, which stays
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)
             removed.append(path)

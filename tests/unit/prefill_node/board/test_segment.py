@@ -93,6 +93,26 @@ def test_living_boards_and_other_files_are_not_removed(board, directory):
     assert other_file.exists()
 
 
+def test_what_another_user_has_put_there_is_left_and_keeps_nobody_from_starting(directory, monkeypatch):
+    """Its file may be open to everybody; where others' names cannot be removed, as in /dev/shm, it stays."""
+    foreign, unlink = directory / "slackserve-board-0", Path.unlink
+    foreign.touch(0o666)
+
+    def sticky(path, **options):
+        if path == foreign:
+            raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+        unlink(path, **options)
+
+    with monkeypatch.context() as user:
+        user.setattr(Path, "unlink", sticky)
+        files = len(list(Path("/proc/self/fd").iterdir()))
+        assert remove_stale_boards(directory) == []
+        assert len(list(Path("/proc/self/fd").iterdir())) == files
+        with Board.create(1, directory) as board:
+            assert {*directory.iterdir()} == {foreign, board.path}
+    foreign.unlink()
+
+
 def spoil(path, at, word):
     with path.open("r+b") as file:
         file.seek(at)
