@@ -117,6 +117,17 @@ def test_a_busy_replica_stops_its_work_for_one_request_at_a_time():
     assert places(100.16)[0] == [True, False, False, False]
 
 
+def test_a_busy_replica_stops_its_work_for_another_once_a_client_has_left():
+    """The first one's prefill is told of by no report any more."""
+    router = after_slow_first_tokens(4)
+    router.prefill_reported(busy(), 100.0)
+    first, second, third = [request(name, 100, ttft_s=0.5, explicit=True, tenant=name) for name in "abc"]
+    assert isinstance(router.place(first, 100.0), Placed)
+    assert isinstance(router.place(second, 100.1), Rejected)
+    router.job_ended(JobEnded(first.job_id), 100.2)
+    assert isinstance(router.place(third, 100.3), Placed)
+
+
 def test_one_request_at_a_time_tries_a_way_that_is_too_slow():
     router = after_slow_first_tokens(4)
     decided = [router.place(request(n, 100, ttft_s=0.5, explicit=True), 100.0) for n in range(10)]

@@ -8,6 +8,7 @@ from small_router import core, placed_again, report, request, runs
 from router.messages import Answered, JobEnded, Placed, PlacementReason, PlacementRequested
 from slo.errors import Rejected, RejectionReason
 from slo.objectives import Objective
+from slo.predict.path_time import FORGET_AFTER_S
 from slo.reports import DecodeReported
 from slo.request import JobId, ReplicaId
 from slo.tiers import BACKGROUND, PREMIUM, STANDARD
@@ -92,6 +93,37 @@ def test_a_prefill_that_is_placed_again_says_nothing_of_the_way():
         router.job_ended(JobEnded(JobId(f"job-{number}"), 8.0), 8.0)
     router.prefill_reported(report("prefill-5"), 9.0)
     assert router.place(request(9, 1000), 9.0).predicted_ttft_s == pytest.approx(1.1)
+
+
+def test_a_prefill_that_another_overtook_before_a_report_named_either_says_nothing_of_the_way():
+    router = core(prefill=1)
+    for number in range(8):
+        at_s, first, second = 20.0 * number, f"first-{number}", f"second-{number}"
+        router.place(request(first, 1000, tier=BACKGROUND), at_s)
+        router.place(request(second, 1000, tier=PREMIUM), at_s + 0.1)
+        in_one_report = (JobId(f"job-{second}"), JobId(f"job-{first}"))
+        router.prefill_reported(report("prefill-0", ended=in_one_report), at_s + 2.2)
+        router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), at_s + 2.2)
+        router.job_ended(JobEnded(JobId(f"job-{first}"), 2.1), at_s + 2.3)
+        router.job_ended(JobEnded(JobId(f"job-{second}"), 1.0), at_s + 2.3)
+    assert router.place(request(9, 1000), 160.0).predicted_ttft_s == pytest.approx(1.0 + 0.1)
+
+
+@pytest.mark.parametrize("decode_samples_first", [False, True])
+def test_a_slow_way_of_long_ago_has_nobody_refused(decode_samples_first):
+    router, rest = core(prefill=1), {"decode_samples_first": decode_samples_first}
+    for number in range(8):
+        router.place(request(number, 100, **rest), 10.0 * number)
+        router.prefill_reported(report("prefill-0", ended=(JobId(f"job-{number}"),)), 10.0 * number + 1)
+        router.job_ended(JobEnded(JobId(f"job-{number}"), 9.0), 10.0 * number + 9)
+    assert router.place(request(8, 100, **rest), 80.0).predicted_ttft_s == pytest.approx(9.0)
+    router.job_ended(JobEnded(JobId("job-8")), 81.0)
+    later_s = 70.0 + FORGET_AFTER_S + 1.0
+    router.prefill_reported(report("prefill-0"), later_s)
+    router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), later_s)
+    placed = [router.place(request(9 + n, 100, explicit=True, **rest), later_s) for n in range(2)]
+    assert [type(one) for one in placed] == [Placed] * 2
+    assert placed[0].predicted_ttft_s == pytest.approx(0.1 + 0.1)
 
 
 def ends_in(e2e_s, number=1, *, output_tokens=1000, **objective):

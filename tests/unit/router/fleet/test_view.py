@@ -37,12 +37,13 @@ def after_a_minute():
 
 
 @pytest.mark.parametrize("silent_s", [10.0, 31.0])
-@pytest.mark.parametrize("speaks", ["prefill", "decode"])
+@pytest.mark.parametrize("speaks", ["prefill-0", "prefill-1", "decode-0", "decode-1"])
 def test_a_router_that_hears_its_replicas_again_has_kept_them_and_waits_for_the_others(silent_s, speaks):
+    """Also the one that has the prefix, whoever speaks first."""
     router, where = after_a_minute()
     back_s = 60.0 + silent_s
     asked = request("again", 1000, PREMIUM, **PREFIX)
-    (prefill if speaks == "prefill" else decode)(router, f"{speaks}-0", back_s)
+    (prefill if speaks.startswith("prefill") else decode)(router, speaks, back_s)
     assert router.place(asked, back_s + 0.1).reason is RejectionReason.NOT_SETTLED
     assert router.place(asked, back_s + 3.1).reason is RejectionReason.NO_REPLICA
     for number in range(2):

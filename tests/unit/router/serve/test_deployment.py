@@ -13,6 +13,7 @@ from router.messages import Answered, JobEnded, LiveJobs, Placed, PlacementReque
 from router.serve import model_router
 from router.serve.deployment import SlackRouter
 from router.serve.model_router import Route, RouterConfig
+from slo.admission.rules import AdmissionRules
 from slo.admission.tenant_limits import TenantGates, TenantLimit
 from slo.errors import Rejected, RejectionReason
 from slo.monitor.messages import Role
@@ -128,6 +129,35 @@ def test_gauges_are_set_with_every_report_and_a_fleet_that_is_gone_has_no_load_o
     assert load() == math.inf
     clock.now_s += 100.0
     assert load() == 0.0, "nobody asks any more"
+
+
+@pytest.mark.parametrize("is_too_much", [False, True])
+def test_the_monitor_is_told_how_much_work_is_refused_of_what_arrives(monkeypatch, is_too_much):
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(model_router, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    participants = []
+
+    def client(participant, *_):
+        participants.append(participant)
+        return SimpleNamespace(start=lambda: None, note=lambda _: None)
+
+    monkeypatch.setattr(model_router, "MonitorClient", client)
+    config = replace(TWO, find_monitor=lambda: None, admission=AdmissionRules(max_backlog_s=0.5))
+    router = model_router.ModelRouter("small", config, TenantGates({}), Gauges())
+    router.report(PrefillReported(A, PREDICTOR, (), None, 0.0))
+    router.report(DecodeReported(D, 0.0, 0))
+    asked = replace(request("first"), objective=Objective(STANDARD, None, None), prompt_tokens=5000)
+    decided = []
+    for number in range(20 if is_too_much else 1):
+        clock.now_s += 0.01
+        decided.append(router.place(replace(asked, job_id=JobId(f"{number}"))))
+    assert isinstance(decided[0], Placed)
+    clock.now_s += 1.0
+    told = participants[0].seen(()).demand.prefill
+    assert told.work > 0
+    refused = sum(isinstance(one, Rejected) for one in decided)
+    assert (refused > 0) == is_too_much
+    assert told.refused == pytest.approx(told.work * refused / len(decided), rel=0.01)
 
 
 async def test_a_tenants_limit_holds_over_all_models():
