@@ -2,7 +2,8 @@
 
 Pure: reads no clock. It grows as soon as the replicas are all but busy, to what leaves them room. It shrinks
 to the most that were needed at any time within the last minutes, on the average of as long as a replica takes
-to start, so that it follows neither waves nor noise.
+to start, so that it follows neither waves nor noise. What was ordered is not withdrawn before it can have
+served.
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ class Scaler:
         if enough > target:
             self._short_since_s = now_s
             return Scaled(enough, reason, is_overdue)
-        if most < target:
+        # What is starting may be more than was needed within `keep_s`, as of waves; none would ever serve.
+        is_awaited = running < target and missing_s < rules.start_s
+        if most < target and not is_awaited:
             return Scaled(self._bounded(most), ScaleReason.FEWER_SUFFICE)
         return Scaled(self._bounded(target), ScaleReason.NOTHING_TO_DO, is_overdue)
 

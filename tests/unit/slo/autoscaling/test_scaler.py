@@ -35,7 +35,8 @@ class Tier:
         while self.now_s < until_s:
             up = self.target if running is None else running
             seen = PrefillDemand(work or 0.0, backlog_s, at_risk)
-            need = None if work is None else partial(prefill_need, seen, up, start_s=RULES.start_s)
+            start_s = self.scaler.rules.start_s
+            need = None if work is None else partial(prefill_need, seen, up, start_s=start_s)
             scaled = self.scaler.decide(need, up, self.target, self.now_s)
             self.target = scaled.target
             self.now_s += 1.0
@@ -74,6 +75,32 @@ def test_it_keeps_what_a_wave_within_that_time_needed():
         tier.see(work=3.0, for_s=50)
         tier.see(work=0.5, for_s=200)
     assert tier.target == 4, "the average of a minute in which most was needed"
+
+
+SLOW = ScalingRules(1, 8, start_s=600.0, keep_s=300.0, busy=0.8)
+"""Replicas take longer to start than they are kept."""
+
+
+def test_what_is_starting_is_kept_until_it_can_have_served():
+    """Load in waves would otherwise order replicas for ever of which none serves."""
+    tier = Tier(1, SLOW)
+    ordered = tier.see(work=3.0, running=1).target
+    assert ordered == 5
+    assert tier.see(work=0.5, running=1, for_s=SLOW.start_s - 1).target == ordered
+    assert tier.see(work=0.5, running=1).target == 1, "none has come, and none is needed"
+
+
+def test_what_a_tier_starts_with_is_kept_until_it_can_have_served():
+    tier = Tier(4, SLOW)
+    assert tier.see(work=0.0, running=0, for_s=SLOW.start_s).target == 4
+    assert tier.see(work=0.0, running=0).target == 1
+
+
+def test_what_has_started_is_kept_no_longer_than_other_replicas():
+    tier = Tier(1, SLOW)
+    assert tier.see(work=3.0, running=1).target == 5
+    assert tier.see(work=0.5, running=5, for_s=SLOW.keep_s - 1).target == 5
+    assert tier.see(work=0.5, running=5, for_s=2).target < 5
 
 
 def test_between_the_two_levels_it_stays():
