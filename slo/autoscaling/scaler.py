@@ -2,8 +2,7 @@
 
 Pure: reads no clock. It grows as soon as the replicas are all but busy, to what leaves them room. It shrinks
 to the most that were needed at any time within the last minutes, on the average of as long as a replica takes
-to start, so that it follows neither waves nor noise. What was ordered is not withdrawn before it can have
-served.
+to start, so that it follows neither waves nor noise. It does not shrink while replicas start or are replaced.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ from slo.autoscaling.need import Need, ScaleReason
 
 _FULL: Final = 9 / 8
 """Replicas are too few that are in use for more than so many times what is planned."""
+_GIVEN_UP: Final = 10
+"""A replica that is not there after so many times as long as one takes to start is not waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +107,18 @@ class Scaler:
         if enough > target:
             self._short_since_s = now_s
             return Scaled(enough, reason, is_overdue)
-        # What is starting may be more than was needed within `keep_s`, as of waves; none would ever serve.
-        is_awaited = running < target and missing_s < rules.start_s
-        if most < target and not is_awaited:
+        if most < target and not self._is_coming(running, target, now_s):
             return Scaled(self._bounded(most), ScaleReason.FEWER_SUFFICE)
         return Scaled(self._bounded(target), ScaleReason.NOTHING_TO_DO, is_overdue)
+
+    def _is_coming(self, running: int, target: int, now_s: float) -> bool:
+        """Whether replicas start that there shall be, or are replaced.
+
+        Those of a wave would otherwise be withdrawn before they have served. And in a rolling update Serve
+        takes those of the former version first, which may be all that serve.
+        """
+        given_up_s = max(_GIVEN_UP * self.rules.start_s, self.rules.keep_s)
+        return running < target and now_s - self._sizes_since_s < given_up_s
 
     def _missing_s(self, running: int, target: int, now_s: float) -> float:
         """For how long fewer run than there shall be, counted from the last order; 0 when all are there."""

@@ -81,19 +81,27 @@ SLOW = ScalingRules(1, 8, start_s=600.0, keep_s=300.0, busy=0.8)
 """Replicas take longer to start than they are kept."""
 
 
-def test_what_is_starting_is_kept_until_it_can_have_served():
+def test_what_is_starting_is_kept_until_it_serves():
     """Load in waves would otherwise order replicas for ever of which none serves."""
     tier = Tier(1, SLOW)
     ordered = tier.see(work=3.0, running=1).target
     assert ordered == 5
-    assert tier.see(work=0.5, running=1, for_s=SLOW.start_s - 1).target == ordered
-    assert tier.see(work=0.5, running=1).target == 1, "none has come, and none is needed"
+    assert tier.see(work=0.5, running=1, for_s=10 * SLOW.start_s - 1).target == ordered
+    assert tier.see(work=0.5, running=1, for_s=2).target == 1, "none has come for long, and none is needed"
 
 
-def test_what_a_tier_starts_with_is_kept_until_it_can_have_served():
+def test_what_a_tier_starts_with_is_kept_until_it_serves():
     tier = Tier(4, SLOW)
-    assert tier.see(work=0.0, running=0, for_s=SLOW.start_s).target == 4
+    assert tier.see(work=0.0, running=0, for_s=10 * SLOW.start_s).target == 4
     assert tier.see(work=0.0, running=0).target == 1
+
+
+def test_while_replicas_are_replaced_it_does_not_shrink():
+    """Serve would stop one more of the former version, the last one that serves among them."""
+    tier = Tier(2, ScalingRules(1, 3, start_s=40.0, keep_s=60.0))
+    assert tier.see(work=0.08, for_s=10).target == 2
+    assert tier.see(work=0.08, running=1, for_s=200).target == 2, "one is gone, and its successor starts"
+    assert tier.see(work=0.08, running=2, for_s=60).target == 1
 
 
 def test_what_has_started_is_kept_no_longer_than_other_replicas():
