@@ -97,7 +97,8 @@ class InferenceIngress(SlackServeIngress):
         """Whether requests are answered, as `/ready?degraded` says."""
         if request.service not in ("", _SERVICE):
             grpc_context.set_code(grpc.StatusCode.NOT_FOUND)
-            grpc_context.set_details(f"there is no service {request.service!r}; known is {_SERVICE}")
+            # Its name is not repeated: anybody may ask, and it may have 64 MiB.
+            grpc_context.set_details(f"there is no such service; known is {_SERVICE}")
             return HealthCheckResponse()
         return await self._health()
 

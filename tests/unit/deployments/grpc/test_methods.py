@@ -123,6 +123,15 @@ async def test_health_follows_readiness(ingress):
     assert await status() == HealthCheckResponse.NOT_SERVING
 
 
+async def test_the_name_of_a_service_that_there_is_not_is_not_repeated(ingress):
+    """Anybody may ask, in a message of up to 64 MiB, and text takes several times that to be shown."""
+    context = Context()
+    await ingress.Check(HealthCheckRequest(service="x" * 10_000_000), context)
+    assert context.code is grpc.StatusCode.NOT_FOUND
+    assert len(context.details) < 300
+    assert "slackserve.v1.Inference" in context.details
+
+
 async def test_a_watcher_is_told_of_changes_for_a_while(ingress, monkeypatch):
     monkeypatch.setattr(methods, "_WATCH_S", 0.3)
     monkeypatch.setattr(methods, "_LOOK_S", 0.02)
