@@ -97,7 +97,11 @@ class LimitsConfig(Section):
         (),
         description="Hosts from which a multimodal model may fetch what messages name; data: URLs need none.",
     )
-    max_media: Count = Field(16, description="Images, sounds and videos in the messages of a request.")
+    max_media: Count = Field(
+        16,
+        description="Images, sounds and frames of videos in the messages of a request; a video that does not "
+        "come as its frames counts as 32.",
+    )
     max_image_pixels: Count = Field(
         2**24,
         description="Pixels of an image, and of a frame of a video; each takes three bytes and more while a "

@@ -230,6 +230,11 @@ _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal", 
 _MEDIA_PARTS: Final = frozenset({"image_url", "input_image", "audio_url", "video_url", "input_audio"})
 MEDIA_KEYS: Final = frozenset({"image_url", "audio_url", "video_url"})
 """Where a part has its URL, whatever its type says: vLLM reads some by their key."""
+_VIDEO: Final = "video_url"
+_OF_FRAMES: Final = "data:video/jpeg;base64,"
+"""So begins a video that is its frames, with commas between them."""
+_FRAMES: Final = 32
+"""What vLLM takes of any other, unless the model's loader or `media_io_kwargs` says otherwise."""
 
 
 class Fields(NamedTuple):
@@ -303,7 +308,8 @@ def _asks_for_nothing(name: str, values: Mapping[str, Any], allowed: Collection[
 def refuse_media(messages: Any, domains: Collection[str], most: int) -> None:
     """Refuse media that the server would fetch from elsewhere than `domains`, or that bring their own names.
 
-    And more than `most`: a small file may be a large picture, and vLLM has all of a request decoded at once.
+    And more than `most` pictures and sounds: a small file may be a large picture, and vLLM has all of a
+    request decoded at once, a video frame by frame.
 
     Raises:
         FieldError: naming the message, or all of them.
@@ -318,7 +324,10 @@ def refuse_media(messages: Any, domains: Collection[str], most: int) -> None:
             )
         if kind is None and not part.keys() & (MEDIA_KEYS | {"text"}):
             raise FieldError(field, "has a part without a type", "give type")
-        media += kind in _MEDIA_PARTS or not MEDIA_KEYS.isdisjoint(part)
+        if kind == _VIDEO or part.get(_VIDEO) is not None:
+            media += _frames(part.get(_VIDEO))
+        else:
+            media += kind in _MEDIA_PARTS or not MEDIA_KEYS.isdisjoint(part)
         for key in MEDIA_KEYS & part.keys():
             value = part[key]
             _check_url(field, value.get("url") if isinstance(value, dict) else value, domains)
@@ -326,8 +335,18 @@ def refuse_media(messages: Any, domains: Collection[str], most: int) -> None:
             raise FieldError(field, "has a part with a uuid, which is not served", "leave uuid out")
     if media > most:
         raise FieldError(
-            "messages", f"has {media} images, sounds and videos", f"limits.max_media allows {most}"
+            "messages",
+            f"has {media} images, sounds and frames of videos",
+            f"limits.max_media allows {most}, and a video that does not come as its frames "
+            f"(data:video/jpeg) counts as {_FRAMES}",
         )
+
+
+def _frames(video: Any) -> int:
+    """How many pictures a video may be."""
+    url = str(video.get("url") if isinstance(video, dict) else video).strip()
+    commas = url.count(",")  # the first is before the data
+    return commas if url[: len(_OF_FRAMES)].lower() == _OF_FRAMES else max(commas, _FRAMES)
 
 
 def _check_url(field: str, url: Any, domains: Collection[str]) -> None:

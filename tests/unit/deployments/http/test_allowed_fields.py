@@ -10,6 +10,8 @@ from vllm.entrypoints import chat_utils
 from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
+from vllm.multimodal.media.image import ImageMediaIO
+from vllm.multimodal.media.video import VideoMediaIO
 
 from deployments.config.limits import LimitsConfig
 from deployments.http import allowed_fields
@@ -264,13 +266,51 @@ def test_what_a_message_may_bring(part):
 
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 SOUND = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
-FILM = {"video_url": {"url": "data:video/mp4;base64,AAAA"}}
 
 
-def test_media_are_counted_over_all_messages_and_kinds():
+def film(url, **kind):
+    return {**kind, "video_url": {"url": url}}
+
+
+def jpegs(frames):
+    return "data:video/jpeg;base64," + ",".join(["AAAA"] * frames)
+
+
+@pytest.mark.parametrize(
+    ("video", "stands_for"),
+    [
+        (film(jpegs(5)), 5),
+        (film(jpegs(5), type="video_url"), 5),
+        (film(jpegs(33)), 33),
+        ({"video_url": jpegs(3)}, 3),
+        (film("data:Video/JPEG;base64,A,A"), 2),
+        (film("data:video/jpeg;q=1;base64,A,A"), 32),
+        (film("data:video/jpeg;q=1;base64" + ",A" * 40), 40),
+        (film("data:video/mp4;base64,AAAA"), 32),
+        ({"video_url": None, **PICTURE}, 1),
+        (film("https://pictures.example/a.mp4"), 32),
+        ({"type": "video_url", "video_url": None}, 32),
+    ],
+)
+def test_media_are_counted_over_all_messages_and_kinds_and_frames(video, stands_for):
     """A small file may be a large picture, and vLLM has all of a request decoded at the same time."""
-    messages = [*say(*[PICTURE] * 6), *say(*[SOUND] * 5), *say(*[FILM] * 5, {"type": "text", "text": "?"})]
-    allowed_fields.refuse_media(messages, (), LIMITS.max_media)
-    error = refused(messages=[*messages, *say(PICTURE)])
-    assert error.field == "messages"
-    assert str(error) == "messages: has 17 images, sounds and videos; limits.max_media allows 16"
+    messages = [*say(*[PICTURE] * 6), *say(*[SOUND] * 5), *say(video, {"type": "text", "text": "?"})]
+    allowed_fields.refuse_media(messages, LIMITS.media_domains, 11 + stands_for)
+    with pytest.raises(FieldError) as caught:
+        allowed_fields.refuse_media([*messages, *say(PICTURE)], LIMITS.media_domains, 11 + stands_for)
+    assert caught.value.field == "messages"
+    assert str(caught.value).startswith(
+        f"messages: has {12 + stands_for} images, sounds and frames of videos; limits.max_media allows "
+        f"{11 + stands_for}, and a video that does not come as its frames (data:video/jpeg) counts as 32"
+    )
+
+
+def test_what_a_request_brings_is_no_more_pictures_than_a_request_may_have():
+    for videos in ([jpegs(16)], [jpegs(8)] * 2):
+        allowed_fields.refuse_media(say(*map(film, videos)), (), LIMITS.max_media)
+    for videos in ([jpegs(17)], [jpegs(9)] * 2, ["data:video/mp4;base64,AAAA"]):
+        assert refused(messages=say(*map(film, videos))).field == "messages"
+
+
+def test_vllm_takes_no_more_frames_of_a_video_unless_its_loader_does():
+    assert VideoMediaIO(ImageMediaIO()).num_frames == 32
