@@ -5,11 +5,9 @@ Owns the local Ray and its processes for `slackserve serve`. What is deployed is
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib
 import io
-import ipaddress
 import json
 import logging
 import os
@@ -192,7 +190,7 @@ class LocalDeployment:
         )
         of_ray = psutil.Process().children(recursive=True)
         self._gcs = [each for each in of_ray if _is_gcs(each)]
-        check_ray_is_closed(of_ray)
+        check_ray_is_closed()
         check_gpus(self._config, ray.cluster_resources())
         for number, handler in handlers.items():  # Ray installs its own, which leaves without cleaning up
             signal.signal(number, handler)
@@ -319,30 +317,21 @@ def check_no_labels(config: SlackServeConfig) -> None:
             raise ConfigError(msg)
 
 
-def check_ray_is_closed(processes: Iterable[psutil.Process]) -> None:
-    """Make sure that nobody runs code on this machine who merely reaches Ray's ports.
+def check_ray_is_closed() -> None:
+    """Make sure that nobody runs code on this machine who merely reaches a port of Ray's or of a replica.
+
+    Where Ray's own processes listen says nothing of that: Serve's replicas listen on every address.
 
     Raises:
-        StartError: when one of Ray's `processes` listens beyond this machine and asks for no token. A Ray of
-            `ray.init` asks for one unless `RAY_AUTH_MODE` says otherwise, and puts that into the environment.
+        StartError: when the Ray that was started asks for no token. A Ray of `ray.init` asks for one unless
+            `RAY_AUTH_MODE` says otherwise, and puts that into the environment.
     """
-    if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
-        return
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            for connection in process.net_connections("tcp"):
-                is_open = connection.status == psutil.CONN_LISTEN and not _is_loopback(connection.laddr.ip)
-                if is_open:
-                    address = f"{connection.laddr.ip}:{connection.laddr.port}"
-                    raise StartError(
-                        f"Ray's {process.name()} listens on {address} and asks for no token, so that whoever "
-                        "reaches it can run code here; unset RAY_AUTH_MODE or set RAY_AUTH_MODE=token "
-                        "(`ray get-auth-token --generate` makes a token)"
-                    )
-
-
-def _is_loopback(ip: str) -> bool:
-    return ipaddress.ip_address(ip).is_loopback
+    if (mode := os.environ.get("RAY_AUTH_MODE", "")).lower() != "token":
+        raise StartError(
+            f"Ray asks for no token (RAY_AUTH_MODE is {mode!r}), so that whoever reaches it or a replica can "
+            "run code here; unset RAY_AUTH_MODE or set RAY_AUTH_MODE=token "
+            "(`ray get-auth-token --generate` makes a token)"
+        )
 
 
 def check_ports_free(config: SlackServeConfig) -> None:
