@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psutil
@@ -32,6 +33,7 @@ from deployments.http.door import Door
 from deployments.http.proxy import IMPORT_PATH, LIMITS_VARIABLE
 from deployments.local.ending import HANGING, kill_after
 from deployments.local.machine import check_gpus, check_memory, check_packages, cpus_needed
+from deployments.local.ray_access import keep_session, keep_token
 from kv_transfer.cores import usable_cores
 from prefill_node.board.board import remove_stale_boards
 
@@ -181,13 +183,15 @@ class LocalDeployment:
         os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", IMPORT_PATH)
         os.environ[LIMITS_VARIABLE] = self._config.limits.model_dump_json()
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        ray.init(
+        keep_token()
+        started = ray.init(
             address="local",
             num_cpus=max(os.cpu_count() or 1, cpus_needed(self._config)),
             include_dashboard=False,
             log_to_driver=self._verbose,
             logging_level="INFO" if self._verbose else "ERROR",
         )
+        keep_session(Path(started.address_info["session_dir"]))
         of_ray = psutil.Process().children(recursive=True)
         self._gcs = [each for each in of_ray if _is_gcs(each)]
         check_ray_is_closed()

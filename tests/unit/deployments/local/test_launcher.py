@@ -5,6 +5,7 @@ import sys
 import threading
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -151,6 +152,26 @@ def test_there_is_something_to_stop_from_when_ray_is_started(monkeypatch, taken_
             deployment.start(show)
         assert deployment.has_begun == has_begun
         deployment.stop()
+
+
+def test_other_users_get_neither_rays_token_nor_into_its_session(monkeypatch, tmp_path):
+    session, token = tmp_path / "ray" / "session_1", tmp_path / ".ray" / "auth_token"
+    session.mkdir(parents=True)
+    session.chmod(0o777)
+
+    def init(**_):
+        assert token.stat().st_mode & 0o777 == 0o600
+        return SimpleNamespace(address_info={"session_dir": str(session)})
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: [])
+    with pytest.raises(StartError):
+        LocalDeployment(parse({"model": "m"}))._start_ray()
+    assert session.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_stop_shows_nothing_of_what_ray_says_of_its_own_end(monkeypatch, capsys):

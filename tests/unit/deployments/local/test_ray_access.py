@@ -1,0 +1,77 @@
+"""What other users of the machine see of the token and the files of a local Ray."""
+
+import stat
+from pathlib import Path
+
+import pytest
+from ray._common.utils import try_to_create_directory
+from ray._private.authentication import authentication_token_setup as rays
+from ray._raylet import AuthenticationTokenLoader
+
+from deployments.local.ray_access import keep_session, keep_token
+
+
+def mode(path):
+    return oct(stat.S_IMODE(path.stat().st_mode))
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    loader = AuthenticationTokenLoader.instance()
+    loader.reset_cache()
+    yield tmp_path
+    loader.reset_cache()
+
+
+def test_nobody_else_reads_a_token_that_ray_has_made(home):
+    rays.generate_and_save_token()
+    path = home / ".ray" / "auth_token"
+    path.chmod(0o644)
+    made = path.read_text()
+    keep_token()
+    assert (mode(path), path.read_text()) == ("0o600", made)
+
+
+def test_where_there_is_no_token_yet_ray_takes_the_one_that_is_made(home):
+    assert not AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True)
+    keep_token()
+    path = home / ".ray" / "auth_token"
+    assert mode(path) == "0o600"
+    assert len(path.read_text()) == 64
+    AuthenticationTokenLoader.instance().reset_cache()
+    assert AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True)
+
+
+@pytest.mark.parametrize("name", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"])
+def test_a_token_that_is_given_is_left_alone(home, name, monkeypatch):
+    monkeypatch.setenv(name, str(home / "token"))
+    keep_token()
+    assert not (home / ".ray").exists()
+
+
+def test_nobody_else_gets_into_a_session_or_has_another_in_its_place(tmp_path):
+    root, session = tmp_path / "ray", tmp_path / "ray" / "session_1"
+    for each in (root, session, session / "sockets", session / "logs"):
+        try_to_create_directory(each)
+        assert mode(each) == "0o777"
+    keep_session(session)
+    assert mode(session) == "0o700"
+    assert mode(root) == "0o1777"
+
+
+def test_a_directory_above_that_is_another_users_is_left_as_it_is(tmp_path, monkeypatch):
+    session = tmp_path / "session_1"
+    session.mkdir()
+    real = Path.chmod
+
+    def chmod(path, mode_):
+        if path == tmp_path:
+            raise PermissionError
+        real(path, mode_)
+
+    monkeypatch.setattr(Path, "chmod", chmod)
+    keep_session(session)
+    assert mode(session) == "0o700"
