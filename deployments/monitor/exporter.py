@@ -7,11 +7,16 @@ server. Scrapes run in a thread of their own and see the series of the last look
 from __future__ import annotations
 
 import logging
+import socket
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
+from wsgiref.simple_server import WSGIRequestHandler
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import ThreadingWSGIServer
 
 from slo.monitor.attainment import Attainment, Series
 from slo.monitor.core import MonitorCore, MonitorState
@@ -23,6 +28,44 @@ if TYPE_CHECKING:
     Sample = tuple[Metric, tuple[str, ...], float]
 
 _LOGGER: Final = logging.getLogger("slackserve.monitor")
+MOST_CONNECTIONS: Final = 32
+"""Beyond it the oldest is closed: a scrape takes milliseconds, and each connection a thread."""
+
+
+class _Handler(WSGIRequestHandler):
+    """Answers one request, and waits for no client that goes on neither asking nor reading."""
+
+    timeout = 5
+
+    def handle(self) -> None:
+        with suppress(OSError):
+            super().handle()
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing: what a client has sent makes no line."""
+
+
+class _Server(ThreadingWSGIServer):
+    """Answers each connection in a thread of its own."""
+
+    def __init__(self, host: str, port: int) -> None:
+        (self.address_family, *_, address), *_ = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        self._held: dict[Any, None] = {}
+        super().__init__((str(address[0]), port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        while len(held := list(self._held)) >= MOST_CONNECTIONS:
+            self._held.pop(held[0], None)
+            with suppress(OSError):  # its thread may have closed it meanwhile
+                held[0].shutdown(socket.SHUT_RDWR)
+        self._held[request] = None
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._held.pop(request, None)
+        super().shutdown_request(request)
 
 
 class Exporter:
@@ -55,12 +98,14 @@ class Exporter:
         host, port = self._wanted
         if port:
             try:
-                self._server, _ = start_http_server(port, host, self._registry)
+                self._server = _Server(host, port)
             except (OSError, UnicodeError) as error:  # the latter where it is not even the form of a name
                 if str(error) != self.refused:
                     self.refused = str(error)
                     _LOGGER.warning("metrics_not_exported %s:%d %s", host, port, error)
                 return
+            self._server.set_app(make_wsgi_app(self._registry))
+            threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
             _LOGGER.info("metrics_exported %s:%d", host, port)
         self._at, self.refused = self._wanted, ""
 

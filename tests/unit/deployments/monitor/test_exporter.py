@@ -2,6 +2,8 @@
 
 import logging
 import socket
+import threading
+import time
 import urllib.request
 from dataclasses import replace
 from urllib.request import urlopen
@@ -10,7 +12,7 @@ import pytest
 from ports import free_port
 
 from deployments.monitor.actor import shown
-from deployments.monitor.exporter import Exporter, samples
+from deployments.monitor.exporter import MOST_CONNECTIONS, Exporter, samples
 from slo.autoscaling.need import DecodeDemand, FleetDemand, PrefillDemand
 from slo.monitor.core import SETTLE_S, MonitorCore
 from slo.monitor.directives import DirectiveReason, ReplicaSeen, StepSeen, WaiterSeen
@@ -230,3 +232,42 @@ def test_the_counters_ratio_is_the_attainment_whatever_happened_to_the_requests(
     met, missed = (found["slackserve_slo_judged", ("m", "m", "premium", "all", it)] for it in ("yes", "no"))
     attainment = core.state(SETTLE_S).tiers[PREMIUM].long
     assert (met, met + missed) == (attainment.met, attainment.judged)
+
+
+@pytest.fixture
+def listening():
+    exporter = Exporter("127.0.0.1", free_port())
+    exporter.open()
+    yield exporter
+    exporter.close()
+
+
+def half_asked(port):
+    """A connection that has sent half of a request line."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=10)
+    connection.sendall(b"GET /metr")
+    return connection
+
+
+def answering():
+    return sum("process_request_thread" in each.name for each in threading.enumerate())
+
+
+def test_who_does_not_go_on_asking_is_left(listening, capfd):
+    """Each connection has a thread, and nobody is asked for a key."""
+    with half_asked(listening.port) as connection:
+        assert connection.recv(1) == b""
+    assert capfd.readouterr() == ("", "")
+
+
+def test_who_holds_many_connections_keeps_nobody_from_reading(listening):
+    held = [half_asked(listening.port) for _ in range(100)]
+    with urlopen(f"http://127.0.0.1:{listening.port}/metrics", timeout=5) as answer:
+        assert answer.status == 200
+    until_s = time.monotonic() + 3
+    while (threads := answering()) > MOST_CONNECTIONS and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert threads <= MOST_CONNECTIONS
+    assert held[-1].send(b"i") == 1
+    for connection in held:
+        connection.close()
