@@ -168,6 +168,8 @@ _RESERVED_ENGINE_KWARGS = {
         ("master_addr", "master_port", "nnodes", "node_rank"),
         "Ray places the workers of a replica: use the pool's across_nodes",
     ),
+    "hf_token": "Ray shows the configuration: set HF_TOKEN where the replicas run",
+    "kv_events_config": "it tells whoever connects the token ids of all prompts",
     "distributed_executor_backend": "it follows the accelerator",
     "otlp_traces_endpoint": "use the section tracing",
     "enable_lora": "use the section lora",

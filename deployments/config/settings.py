@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from deployments.config import ConfigError
 from deployments.config.admission import AdmissionConfig, FairnessConfig
@@ -100,6 +100,9 @@ class GrpcConfig(Section):
 
 class SlackServeConfig(Section):
     """Everything that a deployment can be told."""
+
+    # Secrets may be in what is refused, and Serve logs what pydantic says of it.
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     model: str | None = Field(
         None, description="Hugging Face id or directory; none serves the embedded SmolLM2-135M-Instruct."

@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from deployments.config import ConfigError
-from deployments.config.settings import parse
+from deployments.config.settings import SlackServeConfig, parse
 from slo.admission.tenant_limits import NO_LIMIT, KeyLimit, TenantLimit
 from slo.errors import AuthenticationError
 from slo.tiers import BACKGROUND, STANDARD
@@ -30,6 +31,22 @@ def in_file(tmp_path):
 
 def ring_of(config):
     return config.key_source().ring()
+
+
+@pytest.mark.parametrize(
+    ("given", "secret"),
+    [
+        ({"api_keys": [{"tenant": "a", "key": "0123456789"}]}, "0123456789"),
+        ({"api_keys": ["0123456789"]}, "0123456789"),
+        ({"prefill": {"engine_kwargs": {"hf_token": "hf_x"}}}, "hf_x"),
+        ({"models": {"b": {"decode": {"engine_kwargs": {"hf_token": "hf_x"}}}}}, "hf_x"),
+    ],
+)
+def test_no_refusal_repeats_a_secret_as_serve_shows_it(given, secret):
+    """Serve makes the settings itself, and has what pydantic says in its status and its log."""
+    with pytest.raises(ValidationError) as refused:
+        SlackServeConfig(**given)
+    assert secret not in str(refused.value)
 
 
 def test_keys_come_from_file_and_environment(in_file, monkeypatch):

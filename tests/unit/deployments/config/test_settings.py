@@ -123,6 +123,15 @@ def test_defaults_are_the_documented_tiers():
             "may not set 'nnodes'",
             "use the pool's across_nodes",
         ),
+        *(
+            ({tier: {"engine_kwargs": {"hf_token": "hf_x"}}}, "may not set 'hf_token'", "set HF_TOKEN")
+            for tier in ("prefill", "decode")
+        ),
+        (
+            {"prefill": {"engine_kwargs": {"kv_events_config": {"enable_kv_cache_events": True}}}},
+            "may not set 'kv_events_config'",
+            "token ids of all prompts",
+        ),
         (
             {"prefill": {"engine_kwargs": {"async_scheduling": False}}},
             "prefill.engine_kwargs",
