@@ -206,7 +206,7 @@ def _why_refused(decision: Rejected, objective: Objective | None) -> str:
             advice = "not even an idle replica could be in time, so ask"
         return (
             f"the first token would come after {decision.predicted_ttft_s * 1e3:.0f} ms and is due after "
-            f"{decision.ttft_budget_s * 1e3:.6g} ms; {advice} for a longer {header}"
+            f"{decision.ttft_budget_s * 1e3:.10g} ms; {advice} for a longer {header}"
         )
     if decision.reason in _LIMITS:
         whose, section = "this tenant", "limits"

@@ -46,7 +46,15 @@ def test_what_a_replica_has_too_much_to_do_for_is_shed_and_told_when_to_come_aga
 
 
 @pytest.mark.parametrize(
-    ("budget_s", "told"), [(0.0005, "0.5 ms"), (0.25, "250 ms"), (1.23456, "1234.56 ms")]
+    ("budget_s", "told"),
+    [
+        (0.0005, "0.5 ms"),
+        (0.25, "250 ms"),
+        (1.23456, "1234.56 ms"),
+        (1200.0, "1200000 ms"),
+        (1234.5675, "1234567.5 ms"),
+        (3600.0, "3600000 ms"),
+    ],
 )
 def test_a_budget_is_told_as_it_was_given(budget_s, told):
     refused = Rejected(RejectionReason.DEADLINE_INFEASIBLE, None, 0.6, budget_s)
