@@ -14,6 +14,7 @@ from typing import Final
 from router.fleet.prefill_replica import PrefillView
 from router.messages import LiveJobs, PlacementRequested
 from slo.admission.controller import AdmissionController
+from slo.admission.decode_account import DecodeTake
 from slo.admission.rules import AdmissionRequest
 from slo.admission.tenant_limits import Usage
 from slo.errors import Rejected
@@ -44,11 +45,13 @@ class Gate:
         replicas: Sequence[PrefillView],
         now_s: float,
         cached_tokens: int = 0,
+        answer_tokens: int = 0,
     ) -> Rejected | None:
         """Why a request is not admitted; None when it is.
 
         `replicas` are the usable ones; without any, nobody is refused for a share or a backlog of theirs.
-        `cached_tokens` are those of the `tokens` that some replica need not compute.
+        `cached_tokens` are those of the `tokens` that some replica need not compute, `answer_tokens` those
+        that each answer is expected to have.
         """
         if self.admission is None:
             return None
@@ -64,6 +67,7 @@ class Gate:
             request.limit,
             request.key_limit,
             only_decode=request.only_decode,
+            decode=DecodeTake(request.answers, tokens + request.answers * answer_tokens / 2),
         )
         refused = self.admission.decide(asked, now_s)
         return refused and replace(refused, ttft_budget_s=request.objective.ttft_s)

@@ -266,7 +266,10 @@ class RouterCore:
         request = inquiry.request
         if request.is_admitted:
             return None
-        return self._gate.refusal(request, inquiry.tokens, inquiry.prefill, inquiry.now_s, inquiry.max_cached)
+        tokens, answer_tokens = inquiry.tokens, self._promises.answer_tokens(request)
+        return self._gate.refusal(
+            request, tokens, inquiry.prefill, inquiry.now_s, inquiry.max_cached, answer_tokens
+        )
 
     def _memory_s(self, inquiry: Inquiry) -> float:
         """Seconds until decode has memory for a request; 0 where nothing of it depends on that.

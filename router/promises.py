@@ -209,7 +209,7 @@ class Promises:
         objective = request.objective
         if objective.e2e_s is None:
             return objective.tpot_s
-        left_s = objective.e2e_s / max(1, self._answer_tokens(request))
+        left_s = objective.e2e_s / max(1, self.answer_tokens(request))
         return left_s if objective.tpot_s is None else min(objective.tpot_s, left_s)
 
     def most_output(self, request: PlacementRequested) -> int:
@@ -222,6 +222,11 @@ class Promises:
         most = request.output_tokens - emitted if request.output_tokens else FIRST_GUESS
         return max(1, self._answers.expected(request.objective.tier, request.tenant, emitted, most))
 
+    def answer_tokens(self, request: PlacementRequested) -> int:
+        """How many tokens one of its answers is expected to have."""
+        most = request.output_tokens // request.answers or FIRST_GUESS
+        return self._answers.whole(request.objective.tier, request.tenant, most)
+
     def _alone(self, inquiry: Inquiry) -> tuple[Alone, float]:
         """What a request takes on an idle fleet, and the handoff of the replica that is fastest there."""
         request, tokens, idle = inquiry.request, inquiry.tokens, inquiry.fastest
@@ -231,7 +236,7 @@ class Promises:
                 first_s = min(first_s, one.predictor.prefill_s(tokens - there, there))
         ttft_s = first_s + self._path_of(request).least_s(idle.handoff_s)
         tpot_s = inquiry.decode.pace.alone_s
-        e2e_s = ttft_s + tpot_s * max(0, self._answer_tokens(request) - 1)
+        e2e_s = ttft_s + tpot_s * max(0, self.answer_tokens(request) - 1)
         return Alone(prefill_s, ttft_s, tpot_s, e2e_s), idle.handoff_s
 
     def _rest_s(self, inquiry: Inquiry, wait_s: float) -> float:
@@ -245,12 +250,7 @@ class Promises:
         pace_s = decode.pace.tpot_s(decode.streams_with(inquiry.newcomer.rank) + 1)
         if pace_s is None:
             pace_s = objective.tpot_s or 0.0
-        return wait_s + pace_s * max(0, self._answer_tokens(inquiry.request) - 1)
-
-    def _answer_tokens(self, request: PlacementRequested) -> int:
-        """How many tokens one of its answers is expected to have."""
-        most = request.output_tokens // request.answers or FIRST_GUESS
-        return self._answers.whole(request.objective.tier, request.tenant, most)
+        return wait_s + pace_s * max(0, self.answer_tokens(inquiry.request) - 1)
 
     def _path_of(self, request: PlacementRequested) -> PathTime:
         return self._path_by_decode if request.decode_samples_first else self._path

@@ -47,8 +47,8 @@ class TierPolicy:
         e2e_s: Time to the end of the answer, seconds; None promises nothing.
         sheddable: Whether a request that cannot meet its deadline may be refused with 429.
         weight: Value of one request on time, in any unit shared by the tiers.
-        share: Fraction of prefill time that its requests get, if they want it, however much the others want
-            and whatever the monitor sheds.
+        share: Fraction of prefill time that its requests get, if they want it, however much the others want.
+            What is within it, and within as large a part of decode, the monitor never sheds.
         target: The fraction of its requests that shall meet their objectives.
         service_tiers: Values of OpenAI's `service_tier` that ask for it.
 

@@ -139,13 +139,14 @@ class ModelRouter:
             counts = placed if isinstance(decision, Placed) else refused
             counts[tier, decision.reason.value] += 1
         now_s = time.monotonic()
-        admission = self._admission
+        admission, decode = self._admission, self._core.decode_demand(now_s)
+        admission.has_decode(decode)
         prefill = PrefillDemand(
             *admission.demand(now_s),
             capacity=admission.capacity,
             refused=admission.refused_work(now_s),
         )
-        return RouterSeen(placed, refused, FleetDemand(prefill, self._core.decode_demand(now_s)))
+        return RouterSeen(placed, refused, FleetDemand(prefill, decode))
 
     def _show_load(self, tiers: Iterable[Tier], now_s: float) -> None:
         self._instruments.set(catalogue.FLEET_LOAD, self._admission.shown_load(now_s), model=self._model)

@@ -12,15 +12,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from slo.admission.backlog import Backlog, Waiting
+from slo.admission.decode_account import DecodeAccount
 from slo.admission.demand import RecentDemand
+from slo.admission.jobs import AdmittedJob
 from slo.admission.parts import HARD_LIMIT
 from slo.admission.rules import AdmissionRequest, AdmissionRules
 from slo.admission.sharing import NO_ODDS, Shared, Sharing
 from slo.admission.tenant_limits import TenantGate, TenantGates, Usage
 from slo.admission.tenants import ANONYMOUS
+from slo.autoscaling.need import DecodeDemand
 from slo.errors import Rejected, RejectionReason
 from slo.request import JobId
 from slo.tiers import SYSTEM, Tier, TierPolicy, TierSet
@@ -35,23 +38,6 @@ _ASKER_GONE_S: Final = 30.0
 """Who has said for so long nothing of its requests, and asked nothing, is gone, and they with it."""
 _SHORT_S: Final = 5.0
 """How long a queue may be in an overload of those that may not be shed, whatever their objective."""
-
-
-class _Job(NamedTuple):
-    tier: Tier
-    tenant: str
-    work_s: float
-    admitted_s: float
-    usage: Usage
-    asker: str
-    number: int
-    key_name: str | None
-    generated: int | None = None
-
-    @property
-    def used(self) -> Usage | None:
-        """What it took of its tenant's tokens, by who generated its answer; None while they have not said."""
-        return None if self.generated is None else Usage(self.usage.prompt_tokens, self.generated)
 
 
 class AdmissionController:
@@ -86,10 +72,11 @@ class AdmissionController:
         self._capacity = 0.0
         self._asked_s = -math.inf
         self._demand = RecentDemand(rules.memory_s)
-        self._jobs: dict[JobId, _Job] = {}
-        self._uncounted: dict[JobId, tuple[_Job, float]] = {}
+        self._jobs: dict[JobId, AdmittedJob] = {}
+        self._uncounted: dict[JobId, tuple[AdmittedJob, float]] = {}
         """Those that have ended without a word of what they took, and when."""
         self._backlog = Backlog(tiers, tenants.weight)
+        self._decode = DecodeAccount(tiers)
         self._heard: dict[str, float] = {}
         self._shed: Mapping[Tier, float] = {}
         self._reserved = rules.reserved
@@ -120,7 +107,7 @@ class AdmissionController:
             for holder in (gate, own):
                 if holder is not None:
                     holder.began(request.usage, now_s)
-        self._jobs[request.job_id] = _Job(
+        self._jobs[request.job_id] = AdmittedJob(
             tier,
             request.tenant,
             request.work_s,
@@ -130,7 +117,10 @@ class AdmissionController:
             request.number,
             None if request.key_limit is None else request.key_limit.name,
         )
-        if not request.only_decode:
+        self._decode.admitted(request.job_id, tier, request.decode)
+        if request.only_decode:
+            self._decode.decodes(request.job_id)
+        else:
             self._backlog.add(request.job_id, Waiting(tier, request.tenant, request.work_s, now_s))
         return None
 
@@ -153,6 +143,7 @@ class AdmissionController:
     def served(self, job_id: JobId) -> None:
         """A prefill has ended, or is not wanted any more; the request may go on."""
         self._backlog.remove(job_id)
+        self._decode.decodes(job_id)
 
     def weight(self, tenant: str) -> float:
         """A tenant's part of what it shares with others, relative to theirs."""
@@ -160,6 +151,7 @@ class AdmissionController:
 
     def not_for_prefill(self, job_id: JobId) -> None:
         """A request goes on, and the prefill tier has no work with it."""
+        self._decode.decodes(job_id)
         if (request := self._backlog.remove(job_id)) is not None and request.is_asked:
             self._demand.withdrawn(request.tier, request.tenant, request.work_s, request.admitted_s)
 
@@ -169,7 +161,8 @@ class AdmissionController:
         `used` is what it took of its tenant's tokens; None when who says so does not know: then it counts as
         if it had taken all that it might, until somebody says what was `generated`.
         """
-        self.served(job_id)
+        self._backlog.remove(job_id)
+        self._decode.ended(job_id)
         if (job := self._jobs.pop(job_id, None)) is None:
             return
         gates = self._gates_of(job)
@@ -198,13 +191,14 @@ class AdmissionController:
 
     def withdrawn(self, job_id: JobId, now_s: float) -> None:
         """A request that was admitted is not run after all; its tenant is as if it had not come."""
+        self._decode.ended(job_id)
         if (request := self._backlog.remove(job_id)) is not None and request.is_asked:
             self._demand.refused(request.work_s, request.admitted_s)
         if (job := self._jobs.pop(job_id, None)) is not None:
             for gate in self._gates_of(job):
                 gate.withdrawn(job.usage, now_s)
 
-    def _gates_of(self, job: _Job) -> tuple[TenantGate, ...]:
+    def _gates_of(self, job: AdmittedJob) -> tuple[TenantGate, ...]:
         """Those that have counted a request: none of the server's own."""
         if job.tier == SYSTEM:
             return ()
@@ -243,6 +237,10 @@ class AdmissionController:
         """
         self._capacity = replicas
 
+    def has_decode(self, demand: DecodeDemand) -> None:
+        """So much of decode is in use."""
+        self._decode.sees(demand)
+
     @property
     def capacity(self) -> float:
         """What the fleet can do, seconds of prefill work in a second, when it was last looked at."""
@@ -257,7 +255,8 @@ class AdmissionController:
 
         Args:
             shed: By tier, the fraction to refuse of what it asks for above its share, 0 to 1; none of a
-                tier that is not there, nor of one that may not be shed.
+                tier that is not there, nor of one that may not be shed. Of a tier that is above its share of
+                decode, the fraction of all that it asks for.
             reserved: Fraction of prefill time to keep for the top tier, if that is more than
                 `AdmissionRules.reserved`.
         """
@@ -347,7 +346,10 @@ class AdmissionController:
         self._refresh(now_s)
         tier, load = request.tier, self._shared.load
         falls_s = self._demand.memory_s * math.log(max(1.0, load / self._rules.pressure))
-        shed = self._shed.get(tier, 0.0) * self._shared.above_share.get(tier, 0.0)
+        above_share = self._shared.above_share.get(tier, 0.0)
+        if self._capacity > 0 and self._decode.is_above_share(tier):
+            above_share = 1.0
+        shed = self._shed.get(tier, 0.0) * above_share
         if shed > 0 and self._draw() < shed:
             return self._refused(RejectionReason.SHED_BY_POLICY, max(falls_s, self._rules.min_shed_retry_s))
         is_calm = request.only_decode or self.backlog_s(tier) <= self._rules.calm_s * self._capacity
@@ -357,14 +359,7 @@ class AdmissionController:
             return None
         chance = self._demand.chance(tier, request.tenant, request.work_s, fraction, self._rules.max_refusal)
         if (drawn := self._draw()) < chance:
-            drawn *= odds.of(request.tenant) / chance
-            if drawn < odds.over_share:
-                reason = RejectionReason.OVER_SHARE
-            elif drawn < odds.with_reserve:
-                reason = RejectionReason.RESERVED
-            else:
-                reason = RejectionReason.TENANT_SHARE
-            return self._refused(reason, falls_s)
+            return self._refused(odds.reason(drawn * (odds.of(request.tenant) / chance)), falls_s)
         return None
 
     def _refused(self, reason: RejectionReason, retry_after_s: float) -> Rejected:

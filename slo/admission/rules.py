@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slo.admission.decode_account import ONE_STREAM, DecodeTake
 from slo.admission.demand import MEMORY_S
 from slo.admission.tenant_limits import KeyLimit, TenantLimit, Usage
 from slo.monitor.policy import RELAX_EVERY_S
@@ -66,6 +67,7 @@ class AdmissionRequest:
         limit: Of its tenant; None when it is known already.
         key_limit: Of its key; None for none.
         only_decode: Whether only decode can compute its prompt: the prefill tier has no work with it.
+        decode: What it takes of decode.
     """
 
     job_id: JobId
@@ -78,3 +80,4 @@ class AdmissionRequest:
     limit: TenantLimit | None = None
     key_limit: KeyLimit | None = None
     only_decode: bool = False
+    decode: DecodeTake = ONE_STREAM

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from slo.admission.demand import divide
 from slo.admission.rules import AdmissionRules
+from slo.errors import RejectionReason
 from slo.tiers import Tier, TierSet
 
 _LEAST: Final = 1e-9
@@ -40,6 +41,12 @@ class Odds(NamedTuple):
         if shed >= self.with_reserve:
             return 0.0
         return self.of(tenant) * (1.0 - shed / self.with_reserve) / (1.0 - shed)
+
+    def reason(self, drawn: float) -> RejectionReason:
+        """What somebody is refused for, by a number that was drawn from 0 to below what is too much."""
+        if drawn < self.over_share:
+            return RejectionReason.OVER_SHARE
+        return RejectionReason.RESERVED if drawn < self.with_reserve else RejectionReason.TENANT_SHARE
 
 
 NO_ODDS: Final = Odds(0.0, 0.0, {})

@@ -89,6 +89,16 @@ class DecodeDemand:
     pace: float = 0.0
     replicas: int = 0
 
+    @property
+    def load(self) -> float:
+        """What is in use of what they can do, by memory or by pace, whichever is more; 0 without any."""
+        return max(self.memory, self.pace) / self.replicas if self.replicas > 0 else 0.0
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether requests may wait for each other there."""
+        return self.load > _CROWDED
+
 
 @dataclass(frozen=True, slots=True)
 class FleetDemand:
@@ -104,11 +114,10 @@ class FleetDemand:
         if prefill.capacity <= 0 or decode.replicas <= 0:
             return FleetLoad.UNKNOWN
         of_prefill = (prefill.work - prefill.refused) / prefill.capacity
-        of_decode = max(decode.memory, decode.pace) / decode.replicas
         queue_s = prefill.backlog_s / prefill.capacity
-        if of_prefill > _QUEUEING or of_decode > _CROWDED or queue_s > _QUEUE_S:
+        if of_prefill > _QUEUEING or decode.is_crowded or queue_s > _QUEUE_S:
             return FleetLoad.LOADED
-        return FleetLoad.IDLE if of_decode <= _QUEUEING else FleetLoad.UNKNOWN
+        return FleetLoad.IDLE if decode.load <= _QUEUEING else FleetLoad.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

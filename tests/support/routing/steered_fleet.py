@@ -24,11 +24,13 @@ _TICK_S = 0.1
 
 @dataclass(frozen=True)
 class Stream:
-    """Requests of a tier: so many a second, of so much work each, a part of which fails."""
+    """Requests of a tier: so many a second, of so much work each, a part of which fails; the answers take
+    so long."""
 
     per_s: float
     work_s: float
     fails: float = 0.0
+    lasts_s: float = 0.0
 
 
 class SteeredFleet:
@@ -37,6 +39,7 @@ class SteeredFleet:
     Args:
         in_order: Whether what has come first is served first, whatever its tier.
         slow: The part of what is served that is late whatever waits.
+        streams: How many answers at a time keep the pace of the strictest objective; None for any number.
 
     Attributes:
         fates: How many were admitted, or refused and why, by tier and by what became of them.
@@ -44,7 +47,7 @@ class SteeredFleet:
         late_s: By tier, when those ended that missed their objective.
     """
 
-    def __init__(self, *, in_order=False, slow=0.0):
+    def __init__(self, *, in_order=False, slow=0.0, streams=None):
         self._random = random.Random(1)
         self.admission = AdmissionController(
             DEFAULT_TIERS, AdmissionRules(), TenantGates({}), self._random.random
@@ -52,7 +55,8 @@ class SteeredFleet:
         self.admission.has_capacity(1.0)
         self.monitor = MonitorCore(MonitorSettings(models=("m",)), 0.0)
         self._queues = {tier: deque() for tier in ([STANDARD] if in_order else DEFAULT_TIERS.names)}
-        self._in_order, self._slow = in_order, slow
+        self._in_order, self._slow, self._streams = in_order, slow, streams
+        self._decoding = []
         self._asked, self._number, self._second = Counter(), 0, 0
         self.fates, self.steps = Counter(), []
         self.late_s = {tier: [] for tier in DEFAULT_TIERS.names}
@@ -69,7 +73,7 @@ class SteeredFleet:
                     while self._asked[tier] >= 1:
                         self._asked[tier] -= 1
                         ended += self._ask(tier, stream, now_s)
-                ended += self._serve(now_s)
+                ended += self._serve(now_s) + self._decode(now_s)
             self._report(tuple(ended), float(self._second))
 
     @property
@@ -89,7 +93,8 @@ class SteeredFleet:
         self.fates[tier, refused] += 1
         if refused is None:
             queue = self._queues[STANDARD if self._in_order else tier]
-            queue.append([job, stream.work_s, tier, now_s, self._random.random() < stream.fails])
+            fails = self._random.random() < stream.fails
+            queue.append([job, stream.work_s, tier, now_s, fails, stream.lasts_s])
             return []
         return [self._ended(tier, outcome_of(refused))]
 
@@ -105,24 +110,54 @@ class SteeredFleet:
                 queue[0][1] -= took_s
                 may_s, left_s = may_s - took_s, left_s - took_s
                 if queue[0][1] <= 1e-9:
-                    ended.append(self._served(*queue.popleft(), now_s))
+                    ended += self._served(*queue.popleft(), now_s)
         return ended
 
-    def _served(self, job, _, tier, asked_s, fails, now_s):
+    def _served(self, job, _, tier, asked_s, fails, lasts_s, now_s):
         self.admission.served(job)
-        self.admission.ended(job, now_s)
         if fails:
-            return self._ended(tier, Outcome.FAILED)
+            self.admission.ended(job, now_s)
+            return [self._ended(tier, Outcome.FAILED)]
         slow_s = 10.0 if self._random.random() < self._slow else 0.0
-        ended = self._ended(tier, Outcome.FINISHED, now_s - asked_s + slow_s)
+        ttft_s = now_s - asked_s + slow_s
+        if lasts_s:
+            self._decoding.append((now_s + lasts_s, job, tier, ttft_s))
+            return []
+        return [self._finished(job, tier, now_s, ttft_s)]
+
+    def _decode(self, now_s):
+        """Those that are at their end; the pace of an answer is the one at which that comes."""
+        over = [stream for stream in self._decoding if stream[0] <= now_s]
+        part = self._decode_load
+        self._decoding = [stream for stream in self._decoding if stream[0] > now_s]
+        strictest_s = min(policy.tpot_s for policy in DEFAULT_TIERS.values() if policy.tpot_s is not None)
+        return [self._finished(job, tier, now_s, ttft_s, part * strictest_s) for _, job, tier, ttft_s in over]
+
+    @property
+    def _decode_load(self):
+        return len(self._decoding) / self._streams if self._streams else 0.0
+
+    def _finished(self, job, tier, now_s, ttft_s, tpot_s=None):
+        self.admission.ended(job, now_s)
+        ended = self._ended(tier, Outcome.FINISHED, ttft_s, tpot_s)
         if ended.attained is False:
             self.late_s[tier].append(now_s)
         return ended
 
     @staticmethod
-    def _ended(tier, outcome, ttft_s=None):
+    def _ended(tier, outcome, ttft_s=None, tpot_s=None):
+        policy = DEFAULT_TIERS[tier]
+        tpot_budget_s = None if tpot_s is None else policy.tpot_s
         return RequestEnded(
-            "m", tier, tier, outcome, 1.0, ttft_s=ttft_s, ttft_budget_s=DEFAULT_TIERS[tier].ttft_s
+            "m",
+            tier,
+            tier,
+            outcome,
+            1.0,
+            ttft_s=ttft_s,
+            ttft_budget_s=policy.ttft_s,
+            tpot_s=tpot_s,
+            tpot_budget_s=tpot_budget_s,
         )
 
     def _report(self, ended, now_s):
@@ -132,7 +167,11 @@ class SteeredFleet:
         work, backlog_s = self.admission.demand(now_s)
         refused = self.admission.refused_work(now_s)
         prefill = PrefillDemand(work, backlog_s, capacity=self.admission.capacity, refused=refused)
-        demand = FleetDemand(prefill, DecodeDemand(0.05, 1, 0.0, 1))
+        decode = DecodeDemand(0.05, 1, 0.0, 1)
+        if self._streams:
+            decode = DecodeDemand(0.05, len(self._decoding), self._decode_load, 1)
+        self.admission.has_decode(decode)
+        demand = FleetDemand(prefill, decode)
         monitor.heard(MonitorReport("r", Role.ROUTER, 0, RouterSeen({}, {}, demand), model="m"), now_s)
         monitor.look(now_s)
         policy = monitor.policy

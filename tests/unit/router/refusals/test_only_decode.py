@@ -7,11 +7,12 @@ from gated_router import ask, report, router
 
 from router.messages import JobEnded, Placed, PlacementReason, PlacementRequested
 from slo.admission.tenant_limits import TenantLimit
+from slo.autoscaling.need import DecodeDemand
 from slo.errors import RejectionReason
 from slo.objectives import Objective
 from slo.reports import DecodeReported
 from slo.request import JobId, Party, ReplicaId
-from slo.tiers import BACKGROUND, STANDARD
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 
 def test_what_decode_prefills_itself_still_runs():
@@ -120,6 +121,30 @@ def test_what_only_decode_can_compute_is_held_to_its_tenants_limits_and_may_be_s
     admission.follow({BACKGROUND: 1.0}, 0.1)
     shed = ask(core, "other", tenant="b", only_decode=True)
     assert shed.reason is RejectionReason.SHED_BY_POLICY
+
+
+@pytest.mark.parametrize(
+    ("about", "in_use", "sheds"),
+    [
+        ({"tokens": 50_000}, {"memory": 0.9, "pace": 0.1}, True),
+        ({"tokens": 50_000}, {"memory": 0.1, "pace": 0.9}, False),
+        ({"answers_per_prompt": 9}, {"memory": 0.1, "pace": 0.9}, True),
+        ({"answers_per_prompt": 9}, {"memory": 0.1, "pace": 0.4}, False),
+    ],
+)
+def test_what_a_request_takes_of_decode_are_its_answers_and_the_tokens_that_it_holds(about, in_use, sheds):
+    """One of background beside twenty of premium, none of which asks anything of prefill."""
+    core, admission = router()
+    for number in range(20):
+        ask(core, f"{number}", PREMIUM, tokens=100)
+        core.not_for_prefill(JobId(f"{number}"))
+    ask(core, "background", **about)
+    core.not_for_prefill(JobId("background"))
+    admission.has_decode(DecodeDemand(requests=20, replicas=1, **in_use))
+    admission.follow({BACKGROUND: 1.0}, 0.0)
+    decision = ask(core, "next", now_s=0.5)
+    assert isinstance(decision, Placed) is not sheds
+    assert not sheds or decision.reason is RejectionReason.SHED_BY_POLICY
 
 
 def test_without_a_prefill_replica_it_is_answered_whatever_decode_may_do_for_want_of_one():

@@ -17,6 +17,7 @@ from slo.admission.rules import AdmissionRules
 from slo.admission.tenant_limits import TenantGates, TenantLimit
 from slo.errors import Rejected, RejectionReason
 from slo.monitor.messages import Role
+from slo.monitor.policy import ClusterPolicy
 from slo.objectives import Objective
 from slo.predict.prefill_time import PrefillPredictor
 from slo.replacement import FailureCause, Replaced, ReplacementRequested
@@ -158,6 +159,25 @@ def test_the_monitor_is_told_how_much_work_is_refused_of_what_arrives(monkeypatc
     refused = sum(isinstance(one, Rejected) for one in decided)
     assert (refused > 0) == is_too_much
     assert told.refused == pytest.approx(told.work * refused / len(decided), rel=0.01)
+
+
+def test_what_decode_has_in_use_is_told_to_the_monitor_and_to_admission():
+    router = model_router.ModelRouter("small", TWO, TenantGates({}), Gauges())
+    router.report(PrefillReported(A, PREDICTOR, (), None, 0.0))
+    router.report(DecodeReported(D, 0.9, 10))
+    for number in range(10):
+        assert isinstance(router.place(request(f"{number}")), Placed)
+    jobs = tuple(JobId(f"{number}") for number in range(10))
+    router.report(PrefillReported(A, PREDICTOR, (), None, 0.0, ended=jobs))
+    router.follow(ClusterPolicy(1, {STANDARD: 1.0}))
+    assert isinstance(router.place(request("before")), Placed)
+    demand = router._seen(()).demand
+    assert (demand.decode.memory, demand.decode.replicas) == (0.9, 1)
+    refused = router.place(request("after"))
+    assert refused.reason is RejectionReason.SHED_BY_POLICY, "its tier has all that decode has"
+    router.report(DecodeReported(D, 0.2, 10))
+    router._seen(())
+    assert isinstance(router.place(request("at ease")), Placed)
 
 
 async def test_a_tenants_limit_holds_over_all_models():

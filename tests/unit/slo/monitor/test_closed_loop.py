@@ -7,7 +7,7 @@ from steered_fleet import SteeredFleet, Stream
 
 from slo.errors import RejectionReason
 from slo.monitor.policy import RELAX_EVERY_S
-from slo.tiers import BACKGROUND, PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 CALM = {PREMIUM: Stream(5, 0.01)}
 
@@ -95,3 +95,47 @@ def test_once_an_overload_is_over_what_was_shed_is_back_within_two_minutes():
     assert fleet.steps[-1][1]
     fleet.run(120, **CALM, **{BACKGROUND: Stream(5, 0.1)})
     assert fleet.steps[-1][1:] == ({}, 0.0)
+
+
+LONG_ANSWERS = {
+    PREMIUM: Stream(10, 0.01, lasts_s=4),
+    STANDARD: Stream(3, 0.1, lasts_s=20),
+    BACKGROUND: Stream(2, 0.05, lasts_s=60),
+}
+"""Half of what prefill can do, each tier less than its share of it; 220 answers at a time."""
+
+
+def test_where_decode_is_short_what_is_above_the_share_of_decode_gives_way_to_premium():
+    fleet = SteeredFleet(streams=100)
+    fleet.run(110, **LONG_ANSWERS)
+    late_s = fleet.late_s[PREMIUM]
+    assert len(late_s) > 400
+    assert max(late_s) < late_s[0] + 90
+    fleet.fates.clear()
+    late_s.clear()
+    fleet.run(490, **LONG_ANSWERS)
+    assert len(late_s) < 0.02 * 10 * 490, "by what is tried"
+    assert fleet.fates[PREMIUM, None] == 10 * 490
+    for tier in (STANDARD, BACKGROUND):
+        assert fleet.fates[tier, RejectionReason.SHED_BY_POLICY] > 0
+        took = fleet.fates[tier, None] * LONG_ANSWERS[tier].lasts_s / 490 / 100
+        assert took > 0.95 * DEFAULT_TIERS[tier].share
+
+
+def test_where_decode_is_short_a_tier_within_its_share_of_it_is_not_shed():
+    """Standard alone has too many answers; background has a tenth of what decode can do."""
+    fleet = SteeredFleet(streams=100)
+    fleet.run(400, **LONG_ANSWERS | {BACKGROUND: Stream(0.2, 0.05, lasts_s=50)})
+    assert fleet.late_s[PREMIUM]
+    assert fleet.steps[-1][1][BACKGROUND] > 0
+    assert {why for tier, why in fleet.fates if tier == BACKGROUND} == {None}
+
+
+def test_where_prefill_is_short_a_tier_within_its_share_of_it_is_not_shed_for_its_answers():
+    """Standard makes premium wait for prefill; background has a third of decode, which is at ease."""
+    fleet = SteeredFleet(in_order=True, streams=100)
+    floods = {STANDARD: Stream(20, 0.1, lasts_s=0.5), BACKGROUND: Stream(0.5, 0.1, lasts_s=60)}
+    fleet.run(400, **CALM, **floods)
+    assert max(shed[BACKGROUND] for _, shed, _ in fleet.steps) == 1.0
+    assert fleet.fates[STANDARD, RejectionReason.SHED_BY_POLICY] > 0
+    assert {why for tier, why in fleet.fates if tier == BACKGROUND} == {None}

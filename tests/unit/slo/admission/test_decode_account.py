@@ -1,0 +1,80 @@
+"""What a class takes of decode, against its share of it."""
+
+import pytest
+
+from slo.admission.decode_account import DecodeAccount, DecodeTake
+from slo.autoscaling.need import DecodeDemand
+from slo.request import JobId
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, SYSTEM
+
+CROWDED = DecodeDemand(0.2, 100, pace=0.9, replicas=1)
+FULL = DecodeDemand(0.9, 100, pace=0.2, replicas=1)
+
+
+def holding(takes, waiting=()):
+    """An account of requests by tier; those of tiers that wait are not prefilled yet."""
+    account = DecodeAccount(DEFAULT_TIERS)
+    for tier, many, take in takes:
+        for number in range(many):
+            account.admitted(JobId(f"{tier}-{number}"), tier, take)
+            if tier not in waiting:
+                account.decodes(JobId(f"{tier}-{number}"))
+    return account
+
+
+def above(account, demand):
+    account.sees(demand)
+    return {tier for tier in (STANDARD, BACKGROUND) if account.is_above_share(tier)}
+
+
+@pytest.mark.parametrize(
+    ("standard", "background", "found"),
+    [(60, 16, {STANDARD}), (38, 17, {BACKGROUND}), (40, 20, {STANDARD, BACKGROUND}), (38, 16, set())],
+)
+def test_where_pace_is_short_streams_count(standard, background, found):
+    """A hundred of them are nine tenths of what decode can do."""
+    few, many = DecodeTake(1, 10), DecodeTake(1, 10_000)
+    rest = 100 - standard - background
+    account = holding([(PREMIUM, rest, few), (STANDARD, standard, few), (BACKGROUND, background, many)])
+    assert above(account, CROWDED) == found
+    assert above(account, DecodeDemand(0.2, 100, pace=1.0, replicas=2)) == set(), "it is not crowded"
+
+
+def test_where_memory_is_short_its_tokens_count():
+    account = holding([(PREMIUM, 44, DecodeTake(1, 100)), (STANDARD, 55, DecodeTake(1, 100))])
+    account.admitted(JobId("long"), BACKGROUND, DecodeTake(1, 5000))
+    account.decodes(JobId("long"))
+    assert above(account, FULL) == {BACKGROUND}
+    account.ended(JobId("long"))
+    assert above(account, FULL) == {STANDARD}
+    unknown = holding([(PREMIUM, 40, DecodeTake()), (STANDARD, 60, DecodeTake())])
+    assert above(unknown, FULL) == {STANDARD}, "streams, where nobody says how long they are"
+
+
+def test_a_request_with_many_answers_is_as_many_streams():
+    account = holding([(PREMIUM, 70, DecodeTake()), (BACKGROUND, 1, DecodeTake(30, 0))])
+    assert above(account, CROWDED) == {BACKGROUND}
+
+
+def test_what_waits_for_prefill_will_decode_one_day():
+    takes = [(PREMIUM, 100, DecodeTake()), (BACKGROUND, 20, DecodeTake())]
+    account = holding(takes, waiting={BACKGROUND})
+    assert above(account, CROWDED) == {BACKGROUND}
+    for number in range(20):
+        account.ended(JobId(f"{BACKGROUND}-{number}"))
+    assert above(account, CROWDED) == set()
+
+
+def test_streams_that_are_not_known_count_as_others_of_nobody():
+    """As after a restart of the router: what it has admitted since is not all that there is."""
+    account = holding([(BACKGROUND, 10, DecodeTake(1, 100))])
+    assert above(account, CROWDED) == above(account, FULL) == set()
+
+
+def test_nothing_of_the_servers_own_counts_nor_anything_twice():
+    account = holding(
+        [(PREMIUM, 100, DecodeTake()), (SYSTEM, 30, DecodeTake()), (BACKGROUND, 9, DecodeTake())]
+    )
+    for number in range(9):
+        account.decodes(JobId(f"{BACKGROUND}-{number}"))
+    assert above(account, CROWDED) == set()
