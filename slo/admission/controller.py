@@ -20,6 +20,7 @@ from slo.admission.demand import RecentDemand
 from slo.admission.jobs import AdmittedJob
 from slo.admission.parts import HARD_LIMIT
 from slo.admission.rules import AdmissionRequest, AdmissionRules
+from slo.admission.share_credit import ShareCredit
 from slo.admission.sharing import NO_ODDS, Shared, Sharing
 from slo.admission.tenant_limits import TenantGate, TenantGates, Usage
 from slo.admission.tenants import ANONYMOUS
@@ -77,6 +78,7 @@ class AdmissionController:
         """Those that have ended without a word of what they took, and when."""
         self._backlog = Backlog(tiers, tenants.weight)
         self._decode = DecodeAccount(tiers)
+        self._credit = ShareCredit({tier: tiers[tier].share for tier in self._sheddable})
         self._heard: dict[str, float] = {}
         self._shed: Mapping[Tier, float] = {}
         self._reserved = rules.reserved
@@ -154,6 +156,7 @@ class AdmissionController:
         self._decode.decodes(job_id)
         if (request := self._backlog.remove(job_id)) is not None and request.is_asked:
             self._demand.withdrawn(request.tier, request.tenant, request.work_s, request.admitted_s)
+            self._credit.withdrawn(request.tier, request.work_s)
 
     def ended(self, job_id: JobId, now_s: float, used: Usage | None = None) -> None:
         """A request has ended, however it did; one that is not known is ignored.
@@ -194,6 +197,7 @@ class AdmissionController:
         self._decode.ended(job_id)
         if (request := self._backlog.remove(job_id)) is not None and request.is_asked:
             self._demand.refused(request.work_s, request.admitted_s)
+            self._credit.withdrawn(request.tier, request.work_s)
         if (job := self._jobs.pop(job_id, None)) is not None:
             for gate in self._gates_of(job):
                 gate.withdrawn(job.usage, now_s)
@@ -337,34 +341,35 @@ class AdmissionController:
             return refused
         if refused is None and (excess_s := self._excess_backlog_s(tier, request.tenant, now_s)) > 0:
             refused = self._refused(RejectionReason.BACKLOG, excess_s)
-        if refused is not None:
+        if refused is None:
+            self._credit.admitted(tier, request.work_s)
+        else:
             self._demand.refused(request.work_s, now_s)
         return refused
 
     def _for_lack(self, request: AdmissionRequest, now_s: float) -> Rejected | None:
         """The refusal of a request that may be shed, None for none."""
         self._refresh(now_s)
-        tier, load = request.tier, self._shared.load
-        falls_s = self._demand.memory_s * math.log(max(1.0, load / self._rules.pressure))
-        above_share = self._shared.above_share.get(tier, 0.0)
+        tier, rules = request.tier, self._rules
+        falls_s = rules.memory_s * math.log(max(1.0, self._shared.load / rules.pressure))
+        is_calm = request.only_decode or self.backlog_s(tier) <= rules.calm_s * self._capacity
+        is_within = self._credit.covers(tier, self._capacity, now_s) and is_calm
+        above_share = 0.0 if is_within else self._shared.above_share.get(tier, 0.0)
         if self._capacity > 0 and self._decode.is_above_share(tier):
             above_share = 1.0
         shed = self._shed.get(tier, 0.0) * above_share
         if shed > 0 and self._draw() < shed:
-            return self._refused(RejectionReason.SHED_BY_POLICY, max(falls_s, self._rules.min_shed_retry_s))
-        is_calm = request.only_decode or self.backlog_s(tier) <= self._rules.calm_s * self._capacity
+            return self._refused(RejectionReason.SHED_BY_POLICY, max(falls_s, rules.min_shed_retry_s))
         odds = NO_ODDS if is_calm else self._shared.odds.get(tier, NO_ODDS)
-        fraction = odds.beside(shed, request.tenant)
-        if fraction <= 0:
+        if (fraction := odds.beside(shed, request.tenant)) <= 0:
             return None
-        chance = self._demand.chance(tier, request.tenant, request.work_s, fraction, self._rules.max_refusal)
+        chance = self._demand.chance(tier, request.tenant, request.work_s, fraction, rules.max_refusal)
         if (drawn := self._draw()) < chance:
             return self._refused(odds.reason(drawn * (odds.of(request.tenant) / chance)), falls_s)
         return None
 
     def _refused(self, reason: RejectionReason, retry_after_s: float) -> Rejected:
-        rules = self._rules
-        return Rejected(reason, min(max(retry_after_s, rules.min_retry_s), rules.max_retry_s))
+        return Rejected(reason, min(max(retry_after_s, self._rules.min_retry_s), self._rules.max_retry_s))
 
     def _refresh(self, now_s: float) -> None:
         """Divide the fleet anew, if that was long ago."""

@@ -1,10 +1,13 @@
 """What the monitor has a tier shed is taken from what it asks for above its share, and from nothing else."""
 
+from collections import Counter
+
 import pytest
 from admission_offers import LACK, NO_BACKLOG, WORK_S, controller, offer, offered, part_admitted, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slo.admission.controller import AdmissionController
 from slo.admission.rules import AdmissionRequest
 from slo.admission.tenant_limits import Usage
 from slo.errors import Rejected, RejectionReason
@@ -106,3 +109,68 @@ def test_who_is_shed_comes_back_no_sooner_than_a_level_falls(load):
     shed = [one for one in decisions if one and one.reason is RejectionReason.SHED_BY_POLICY]
     assert shed
     assert all(SteeringRules().relax_every_s <= one.retry_after_s <= 60.0 for one in shed)
+
+
+@pytest.mark.parametrize("replicas", [1.0, 4.0])
+@pytest.mark.parametrize("beside_s", [0.05, 0.25], ids=["just after others", "by itself"])
+@pytest.mark.parametrize("work_s", [6.0, 12.0, 30.0])
+def test_a_tier_within_its_share_loses_nothing_though_its_prompts_are_few_and_long(
+    work_s, beside_s, replicas
+):
+    """Two thirds of its share, in prompts each of which is more than the share of the last 20 s."""
+    fates, part = few_and_long(work_s, part=0.1, replicas=replicas, level=1.0, beside_s=beside_s)
+    assert set(fates) == {None}
+    assert part == pytest.approx(0.1, rel=0.05)
+
+
+@pytest.mark.parametrize("work_s", [6.0, 12.0, 30.0])
+@pytest.mark.parametrize("asked", [0.3, 1.0])
+def test_a_tier_that_asks_for_more_than_its_share_in_few_long_prompts_is_shed_to_it(work_s, asked):
+    fates, part = few_and_long(work_s, part=asked, replicas=1.0, level=1.0, beside_s=0.25)
+    assert set(fates) == {None, RejectionReason.SHED_BY_POLICY}
+    assert part == pytest.approx(SHARES[BACKGROUND], rel=0.15)
+
+
+def test_what_a_tier_left_of_its_share_does_not_let_in_a_flood():
+    """It has asked for next to nothing for an hour; what it leaves is for a queue that others barely see."""
+    admission = controller(NO_BACKLOG)
+    admission.follow({BACKGROUND: 1.0}, 0.0)
+    admission.decide(request(0, work_s=0.01), 0.0)
+    admission.served(request(0).job_id)
+    decisions = [
+        admission.decide(request(number, work_s=1.0), 3600.0 + 0.1 * number) for number in range(1, 301)
+    ]
+    admitted = sum(decision is None for decision in decisions)
+    assert 10 <= admitted <= 20, "the calm queue, and hardly more than its share since"
+
+
+@pytest.mark.parametrize("leaves", [AdmissionController.not_for_prefill, None])
+def test_what_is_not_prefilled_after_all_takes_nothing_of_the_share(leaves):
+    admission = controller()
+    admission.follow({BACKGROUND: 1.0}, 0.0)
+    for number in range(20):
+        one = request(number, work_s=30.0)
+        assert admission.decide(one, float(number)) is None
+        if leaves is not None:
+            leaves(admission, one.job_id)
+        admission.withdrawn(one.job_id, float(number))
+
+
+def few_and_long(work_s, part, replicas, level, beside_s, hours=4):
+    """What becomes of a tier's prompts, and which part of the fleet is admitted of it, beside premium."""
+    admission = controller(replicas=replicas)
+    admission.follow({BACKGROUND: level}, 0.3)
+    fates, every_s, end_s, number = Counter(), work_s / part / replicas, 3600.0 * hours, 0
+    due_s = 1.0
+    for second in range(int(end_s)):
+        premium = AdmissionRequest(JobId(f"p{second}"), PREMIUM, "p", Usage(1), 0.3 * replicas)
+        assert admission.decide(premium, float(second)) is None
+        admission.served(premium.job_id)
+        admission.ended(premium.job_id, float(second))
+        while due_s <= second:
+            due_s, number = due_s + every_s, number + 1
+            one = request(number, work_s=work_s)
+            decision = admission.decide(one, second + beside_s)
+            fates[decision and decision.reason] += 1
+            admission.ended(one.job_id, second + beside_s)
+    return fates, fates[None] * work_s / end_s / replicas

@@ -1,0 +1,62 @@
+"""Whether a class has had less than its share of prefill, over minutes.
+
+Owns that account, of what was admitted. What arrives in seconds is `slo.admission.demand`'s: there one prompt
+that takes long is more than the share of a class that sends nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from slo.tiers import Tier
+
+OVER_S: Final = 300.0
+"""What a class left of its share is remembered for so long, and so is what it had above it."""
+
+
+class ShareCredit:
+    """Grows with the share of a class, and falls by what is admitted.
+
+    As long as there is some, the next request is within the share, however long it takes: it is paid back
+    before another one is. So a class that asks for no more than its share has all of it, and one that asks
+    for more has no more by this.
+
+    Args:
+        shares: Of each class; one without a share has no credit.
+    """
+
+    def __init__(self, shares: Mapping[Tier, float]) -> None:
+        self._accounts = {tier: _Account(share) for tier, share in shares.items() if share > 0}
+
+    def covers(self, tier: Tier, capacity: float, now_s: float) -> bool:
+        """Whether the next request of a class is within its share of what the fleet can do in a second."""
+        if (account := self._accounts.get(tier)) is None:
+            return False
+        per_s = account.share * capacity
+        account.most_s = OVER_S * per_s
+        account.credit_s = min(account.most_s, account.credit_s + per_s * max(0.0, now_s - account.at_s))
+        account.at_s = now_s
+        return account.credit_s >= 0
+
+    def admitted(self, tier: Tier, work_s: float) -> None:
+        """A request was admitted; of one alone all is paid back, however long it takes."""
+        if (account := self._accounts.get(tier)) is not None:
+            account.credit_s = max(account.credit_s - work_s, -max(account.most_s, work_s))
+
+    def withdrawn(self, tier: Tier, work_s: float) -> None:
+        """What was admitted is not prefill's to do after all."""
+        if (account := self._accounts.get(tier)) is not None:
+            account.credit_s += work_s
+
+
+@dataclass(slots=True)
+class _Account:
+    """Of one class, in seconds of prefill work: what it may still have, and the most that is remembered."""
+
+    share: float
+    credit_s: float = 0.0
+    most_s: float = 0.0
+    at_s: float = math.inf
