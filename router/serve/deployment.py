@@ -21,11 +21,13 @@ from telemetry.reporting.of_model import named
 class SlackRouter:
     """Places requests, keeps the view of each model's fleet.
 
-    A call about a model that it does not know is a `ValueError`: the caller is of another configuration.
+    A call about a model that it does not know is a `ValueError`, but for `fleet`: the caller is of another
+    configuration.
     """
 
     def __init__(self, config: RouterConfig) -> None:
         tenants, instruments = TenantGates({}), Instruments(*METRICS)
+        self._tiers = list(config.tiers.names)
         self._models = {model: ModelRouter(model, config, tenants, instruments) for model in config.models}
 
     def _of(self, model: str) -> ModelRouter:
@@ -74,6 +76,10 @@ class SlackRouter:
     async def fleet(self, *, model: str = "") -> dict[str, Any]:
         """The state of a model's fleet as plain data: readiness, and each replica's load.
 
-        Without a model it is the first one's.
+        Without a model it is the first one's. One that it does not know has no replicas: an ingress of
+        another configuration asks four times a second, and has other models to answer for.
         """
-        return self._of(model).fleet()
+        if (found := named(self._models, model)) is None:
+            nobody: dict[str, Any] = {"ready": False, "serves": False, "prefill": [], "decode": []}
+            return {"model": model, "tiers": self._tiers, **nobody}
+        return found.fleet()

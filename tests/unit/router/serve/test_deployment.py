@@ -57,6 +57,21 @@ async def test_a_model_has_a_fleet_of_its_own():
         await router.place(request("lost"), model="other")
 
 
+async def test_of_a_model_that_it_does_not_know_a_router_says_that_no_replica_is_there():
+    """Its ingress is of another configuration, and has other models to answer for."""
+    router = await two_models()
+    known, other = await router.fleet(model="small"), await router.fleet(model="other")
+    assert other == {
+        "model": "other",
+        "ready": False,
+        "serves": False,
+        "tiers": known["tiers"],
+        "prefill": [],
+        "decode": [],
+    }
+    assert (await router.fleet())["model"] == "small"
+
+
 class Counts:
     """How often each counter has counted, by its name and its labels."""
 

@@ -9,6 +9,10 @@ import pytest
 from deployments.http.placing import readiness as how_often
 from deployments.http.placing.readiness import Readiness
 from deployments.http.served_model import ServedModels
+from router.fleet.view import RouterLimits
+from router.serve.deployment import SlackRouter
+from router.serve.model_router import Route, RouterConfig
+from slo.tiers import DEFAULT_TIERS
 
 
 def fleet(model="a", *, prefill=True, decode=True, ready=None, serves=None):
@@ -59,6 +63,16 @@ def test_without_any_model_that_is_ready_nothing_is():
 
 def test_a_router_that_answers_for_one_model_alone_is_in_trouble():
     assert answer(fleet("a"), None, tells=True)[0] == 503
+
+
+async def test_a_model_that_the_router_does_not_know_is_one_that_waits():
+    """Between an ingress and a router of two configurations, of which one has a model more."""
+    router = SlackRouter(RouterConfig(DEFAULT_TIERS, "least_harm", RouterLimits(), {"a": Route()}))
+    fleets = fleet("a"), await router.fleet(model="b")
+    waiting = {"b": "no warm replica in: prefill, decode"}
+    assert answer(*fleets) == (200, {"status": "ready", "waiting": waiting})
+    assert answer(*fleets, degraded=True)[0] == 200
+    assert answer(*fleets, of_all=True)[0] == 503
 
 
 def test_the_fleet_is_told_to_those_who_may_know():
