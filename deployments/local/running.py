@@ -131,7 +131,7 @@ def _deployment(
     there: list[str] = []
     fit: dict[str, RunningDeployment] = {}
     for each in ours if application is None else [application]:
-        router, parts = serve.get_deployment_handle(ROUTER_NAME, each), ours[each]
+        router, parts = _handle(ROUTER_NAME, each), ours[each]
         models = _models(router) or parts
         name = model or models[0]
         if name in models or (models is parts and in_names(name) in parts):
@@ -154,12 +154,22 @@ def _parts(state: ApplicationStatusOverview) -> list[str]:
 
 def _running(application: str, model: str, router: DeploymentHandle) -> RunningDeployment:
     prefill, decode = (
-        serve.get_deployment_handle(prefix + in_names(model), application)
-        for prefix in (PREFILL_PREFIX, DECODE_PREFIX)
+        _handle(prefix + in_names(model), application) for prefix in (PREFILL_PREFIX, DECODE_PREFIX)
     )
     address = ray.get_runtime_context().gcs_address
     find_monitor = partial(find_any_monitor, application)
     return RunningDeployment(model, address, OfModel(router, model), prefill, decode, find_monitor)
+
+
+def _handle(deployment: str, application: str) -> DeploymentHandle:
+    """A handle that answers without an event loop of the caller's, whatever the environment says.
+
+    Replicas share the loop of their handles, and a shell may have their environment.
+    """
+    handle = serve.get_deployment_handle(deployment, application)
+    if not handle.is_initialized:  # Serve gives the same one again
+        handle._init(_run_router_in_separate_loop=True)  # noqa: SLF001 - the public way is the environment
+    return handle
 
 
 def _models(router: DeploymentHandle) -> list[str]:

@@ -2,13 +2,24 @@
 
 import logging
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
+from ray.serve._private.handle_options import InitHandleOptions
+from ray.serve.handle import DeploymentHandle
 
 from deployments.local import running
-from deployments.local.launcher import PREFILL_PREFIX
+from deployments.local.launcher import DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
 from deployments.local.running import NotRunningError
 from telemetry.reporting import monitor_client
+
+
+class Handle(NamedTuple):
+    """Of a deployment, as far as it is asked for; it does not say which models there are."""
+
+    deployment: str
+    application: str
+    is_initialized = True
 
 
 def test_the_monitor_is_found_also_after_the_files_of_the_command_have_changed(monkeypatch):
@@ -20,9 +31,6 @@ def test_the_monitor_is_found_also_after_the_files_of_the_command_have_changed(m
             raise ValueError(name)
         return name
 
-    def get_deployment_handle(*name):
-        return name  # which does not say which models there are
-
     context = SimpleNamespace(gcs_address="127.0.0.1:6379")
     monkeypatch.setattr(
         monitor_client,
@@ -32,10 +40,36 @@ def test_the_monitor_is_found_also_after_the_files_of_the_command_have_changed(m
         ),
     )
     monkeypatch.setattr(running, "ray", SimpleNamespace(get_runtime_context=lambda: context))
-    monkeypatch.setattr(running, "serve", SimpleNamespace(get_deployment_handle=get_deployment_handle))
+    monkeypatch.setattr(running, "serve", SimpleNamespace(get_deployment_handle=Handle))
     found = running._deployment({"app": SimpleNamespace(deployments=[f"{PREFILL_PREFIX}tiny"])})
     assert found.model == "tiny"
     assert found.find_monitor() == serving
+
+
+def test_handles_answer_without_an_event_loop_where_those_of_replicas_share_theirs(monkeypatch):
+    """As in a shell with the environment of a cluster: `RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP=0`."""
+    defaults = InitHandleOptions.__init__.__defaults__
+    monkeypatch.setattr(InitHandleOptions.__init__, "__defaults__", (*defaults[:-1], False))
+    assert not InitHandleOptions()._run_router_in_separate_loop
+    started, handles = {}, {}
+
+    def create_router(handle_id, deployment_id, handle_options):
+        assert deployment_id.name not in started
+        started[deployment_id.name] = handle_options._run_router_in_separate_loop
+        return SimpleNamespace()
+
+    def get_deployment_handle(deployment, application):  # the same one to whoever asks again, as Serve does
+        new = DeploymentHandle(deployment, application, _create_router=create_router)
+        return handles.setdefault(deployment, new)
+
+    context = SimpleNamespace(gcs_address="127.0.0.1:6379")
+    monkeypatch.setattr(running, "ray", SimpleNamespace(get_runtime_context=lambda: context))
+    monkeypatch.setattr(running, "serve", SimpleNamespace(get_deployment_handle=get_deployment_handle))
+    application = SimpleNamespace(deployments=[f"{PREFILL_PREFIX}tiny"])
+    for _ in range(2):
+        found = running._deployment({"app": application})
+        found.prefill.measurable, found.decode.measure_handoff, found.router.fleet  # noqa: B018 - starts them
+    assert started == {ROUTER_NAME: True, f"{PREFILL_PREFIX}tiny": True, f"{DECODE_PREFIX}tiny": True}
 
 
 @pytest.fixture
@@ -44,7 +78,7 @@ def two(monkeypatch):
     monkeypatch.setattr(
         running, "ray", SimpleNamespace(get_runtime_context=lambda: SimpleNamespace(gcs_address="here:1"))
     )
-    monkeypatch.setattr(running, "serve", SimpleNamespace(get_deployment_handle=lambda *of: of))
+    monkeypatch.setattr(running, "serve", SimpleNamespace(get_deployment_handle=Handle))
     models = {"old": ["tiny", "small"], "new": ["tiny", "large"]}
     ours = {
         name: SimpleNamespace(deployments=[PREFILL_PREFIX + model for model in has])
