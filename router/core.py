@@ -91,6 +91,10 @@ class RouterCore:
         may_do_without = self._has_had_prefill and self._may_do_without(now_s)
         return bool(self.view.usable_decode(now_s)) and (has_prefill or may_do_without)
 
+    def is_settled(self, now_s: float) -> bool:
+        """Whether it has listened for long enough to have heard of all replicas."""
+        return now_s - self.view.listens_since_s >= self._limits.settle_s
+
     # What it is told.
 
     def prefill_reported(self, event: PrefillReported, now_s: float) -> tuple[float, ...]:
@@ -248,7 +252,7 @@ class RouterCore:
 
     def _nowhere(self, request: PlacementRequested, now_s: float, *, lacks_prefill: bool) -> Rejected:
         """The refusal of a request for which there is no replica, or none was heard of yet."""
-        settled = self._is_settled(now_s)
+        settled = self.is_settled(now_s)
         if settled and lacks_prefill and not request.is_admitted:
             self._gate.no_replica(now_s)
         reason = RejectionReason.NO_REPLICA if settled else RejectionReason.NOT_SETTLED
@@ -256,10 +260,7 @@ class RouterCore:
 
     def _may_do_without(self, now_s: float) -> bool:
         """Whether decode may compute prompts for want of a prefill replica."""
-        return self._limits.local_prefill and self._is_settled(now_s)
-
-    def _is_settled(self, now_s: float) -> bool:
-        return now_s - self.view.listens_since_s >= self._limits.settle_s
+        return self._limits.local_prefill and self.is_settled(now_s)
 
     def _gate_refusal(self, inquiry: Inquiry) -> Rejected | None:
         """Why a request is not admitted; None when it is, or was before."""

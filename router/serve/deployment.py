@@ -80,6 +80,6 @@ class SlackRouter:
         another configuration asks four times a second, and has other models to answer for.
         """
         if (found := named(self._models, model)) is None:
-            nobody: dict[str, Any] = {"ready": False, "serves": False, "prefill": [], "decode": []}
-            return {"model": model, "tiers": self._tiers, **nobody}
+            nobody: dict[str, Any] = {"ready": False, "serves": False, "settled": True}
+            return {"model": model, **nobody, "tiers": self._tiers, "prefill": [], "decode": []}
         return found.fleet()

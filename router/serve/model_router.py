@@ -242,6 +242,7 @@ class ModelRouter:
             "model": self._model,
             "ready": self._core.is_ready(now_s),
             "serves": self._core.serves(now_s),
+            "settled": self._core.is_settled(now_s),
             "monitored": self._monitor is not None,
             "tiers": list(self._tiers.names),
             "bytes_per_token": self._core.view.prompt_length.bytes_per_token,

@@ -51,7 +51,8 @@ class Readiness:
     """What an ingress answers of its models, from one look at their fleets to the next."""
 
     def __init__(self) -> None:
-        self._has_served = False
+        self._served: dict[str, bool] = {}
+        """Of each model, whether its requests are answered, by the last router that knew."""
 
     def answer(
         self, fleets: Sequence[dict[str, Any] | None], *, of_all: bool, degraded: bool, tells: bool
@@ -64,16 +65,16 @@ class Readiness:
             fleets: What the router says of each model's; None where it does not answer.
             of_all: Whether all models have to be ready, and not one of them.
             degraded: Whether it suffices that requests are answered: by decode alone, since prefill has been
-                lost, or placed without the router, since it has.
+                lost, or placed without the router, since it has or is too new to have heard of replicas.
             tells: Whether the answer has the fleets in it.
         """
         heard = {fleet["model"]: fleet for fleet in fleets if fleet is not None}
         if len(heard) < len(fleets):
-            serves = degraded and self._has_served
+            serves = degraded and any(self._served.values())
             body = {"status": "degraded" if serves else "not ready", "reason": "the router does not answer"}
             return JSONResponse(body, 200 if serves else 503)
-        serving = [fleet["serves"] for fleet in heard.values()]
-        self._has_served = any(serving)
+        self._served = {model: self._serves(model, fleet) for model, fleet in heard.items()}
+        serving = self._served.values()
         waiting = {model: _missing(fleet) for model, fleet in heard.items() if not fleet["ready"]}
         known: dict[str, Any] = {}
         if tells:
@@ -86,6 +87,10 @@ class Readiness:
         if degraded and (all(serving) if of_all else any(serving)):
             return JSONResponse({"status": "degraded", "reason": reason, **known})
         return JSONResponse({"status": "not ready", "reason": reason, **known}, 503)
+
+    def _serves(self, model: str, fleet: dict[str, Any]) -> bool:
+        """Whether a model's requests are answered; by a router that is new, if they were before it."""
+        return bool(fleet["serves"]) or (not fleet["settled"] and self._served.get(model, False))
 
 
 def _missing(fleet: dict[str, Any]) -> str:

@@ -45,6 +45,13 @@ def test_with_prefill_lost_decode_serves_alone_but_not_before_there_was_any():
     assert not router.serves(0.0)
 
 
+def test_a_router_that_has_just_started_says_that_it_may_not_have_heard_of_all():
+    router = RouterCore(POLICIES, LeastHarm(), RouterLimits(settle_s=3.0), started_s=10.0)
+    router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), 11.0)
+    assert (router.serves(12.9), router.is_settled(12.9)) == (False, False)
+    assert (router.serves(13.0), router.is_settled(13.0)) == (False, True)
+
+
 def test_where_decode_may_not_compute_prompts_nothing_is_served_without_prefill():
     router = without_prefill(max_local=0)
     router.prefill_reported(report("prefill-0"), 0.0)

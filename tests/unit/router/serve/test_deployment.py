@@ -65,6 +65,7 @@ async def test_of_a_model_that_it_does_not_know_a_router_says_that_no_replica_is
         "model": "other",
         "ready": False,
         "serves": False,
+        "settled": True,
         "tiers": known["tiers"],
         "prefill": [],
         "decode": [],

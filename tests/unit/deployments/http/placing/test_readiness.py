@@ -15,12 +15,13 @@ from router.serve.model_router import Route, RouterConfig
 from slo.tiers import DEFAULT_TIERS
 
 
-def fleet(model="a", *, prefill=True, decode=True, ready=None, serves=None):
+def fleet(model="a", *, prefill=True, decode=True, ready=None, serves=None, settled=True):
     is_ready = prefill and decode if ready is None else ready
     return {
         "model": model,
         "ready": is_ready,
         "serves": is_ready if serves is None else serves,
+        "settled": settled,
         "prefill": prefill,
         "decode": decode,
     }
@@ -109,6 +110,30 @@ def test_without_the_router_an_ingress_that_has_served_goes_on():
     assert answer(None, readiness=readiness)[0] == 503
     answer(fleet(decode=False), readiness=readiness)
     assert answer(None, degraded=True, readiness=readiness)[0] == 503
+
+
+def test_while_a_new_router_has_not_heard_of_its_replicas_an_ingress_that_has_served_goes_on():
+    readiness = Readiness()
+    new, old = fleet(prefill=False, settled=False), fleet()
+    assert answer(new, degraded=True, readiness=readiness)[0] == 503
+    answer(old, readiness=readiness)
+    for _ in range(2):
+        assert answer(new, degraded=True, readiness=readiness) == (200, WITHOUT_PREFILL)
+        assert answer(None, degraded=True, readiness=readiness)[0] == 200
+        assert answer(new, readiness=readiness)[0] == 503
+    answer(fleet(prefill=False), readiness=readiness)
+    assert answer(new, degraded=True, readiness=readiness)[0] == 503
+
+
+def test_of_several_models_a_new_router_keeps_those_that_were_served():
+    readiness = Readiness()
+    answer(fleet("a"), fleet("b", decode=False), readiness=readiness)
+    new = fleet("a", decode=False, settled=False), fleet("b", decode=False, settled=False)
+    assert answer(*new, degraded=True, readiness=readiness)[0] == 200
+    assert answer(*new, degraded=True, of_all=True, readiness=readiness)[0] == 503
+    now = fleet("a", settled=False), fleet("b", settled=False)
+    assert answer(*now, of_all=True, readiness=readiness)[0] == 200
+    assert answer(*new, degraded=True, of_all=True, readiness=readiness)[0] == 200
 
 
 class Router:
