@@ -13,6 +13,7 @@ import ray
 from ray import serve
 from ray._private.services import find_gcs_addresses
 from ray.exceptions import RayError
+from ray.serve.schema import ApplicationStatus
 
 from deployments.local.launcher import APP_NAME, DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
 from telemetry.reporting.monitor_client import find_any_monitor
@@ -121,9 +122,12 @@ def _deployment(
 
     Raises:
         _SeveralFitError: when several of ours do.
-        NotRunningError: when none of ours has such a name, or such a model.
+        NotRunningError: when none of ours has such a name, or such a model; or when it is being built.
     """
     ours = {name: parts for name, state in applications.items() if (parts := _parts(state))}
+    building = [name for name, state in applications.items() if _is_being_built(state)]
+    if application in building or (building and not ours and application is None):
+        raise NotRunningError(f"an application is being deployed here: {', '.join(building)}; try again soon")
     if not ours:
         return None
     if application is not None and application not in ours:
@@ -150,6 +154,11 @@ def _parts(state: ApplicationStatusOverview) -> list[str]:
     return [
         name.removeprefix(PREFILL_PREFIX) for name in state.deployments if name.startswith(PREFILL_PREFIX)
     ]
+
+
+def _is_being_built(state: ApplicationStatusOverview) -> bool:
+    """Whether Serve lists none of an application's deployments, also not those of before, as it builds it."""
+    return not state.deployments and state.status is ApplicationStatus.DEPLOYING
 
 
 def _running(application: str, model: str, router: DeploymentHandle) -> RunningDeployment:

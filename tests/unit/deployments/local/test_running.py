@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pytest
 from ray.serve._private.handle_options import InitHandleOptions
 from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import ApplicationStatus
 
 from deployments.local import running
 from deployments.local.launcher import DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
@@ -124,6 +125,19 @@ def test_an_application_that_does_not_fit_is_refused_with_those_that_do(two, mod
 
 def test_where_nothing_of_ours_runs_no_application_is_missed(two):
     assert running._deployment({"dashboard": two["dashboard"]}, None, "new") is None
+
+
+@pytest.mark.parametrize("application", [None, "next"])
+def test_an_application_that_is_being_built_is_not_one_that_nobody_has_deployed(two, application):
+    building = SimpleNamespace(status=ApplicationStatus.DEPLOYING, deployments=[])
+    here = {"dashboard": two["dashboard"], "next": building}
+    with pytest.raises(NotRunningError, match="being deployed here: next; try again"):
+        running._deployment(here, None, application)
+    with pytest.raises(NotRunningError, match="being deployed here: next; try again"):
+        running._deployment(here | two, None, "next")
+    assert running._deployment(here | {"old": two["old"]}).prefill.application == "old"
+    failed = SimpleNamespace(status=ApplicationStatus.DEPLOY_FAILED, deployments=[])
+    assert running._deployment(here | {"next": failed}, None, application) is None
 
 
 @pytest.mark.parametrize("with_two", ["auto", "there:1"])
