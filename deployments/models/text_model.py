@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from deployments.config import ConfigError
 from deployments.models.store import HF_CONFIG, MISTRAL_CONFIG
@@ -20,11 +20,16 @@ _UNSCALED = _LONG_ROPE | {"llama3"}
 _ORIGINAL = "original_max_position_embeddings"
 """The length before it was scaled."""
 _ROPE = "rope_parameters"
+_OLDER_ROPE = "rope_scaling"
 _POSITIONS = "max_position_embeddings"
 SHAPED_BY = ("config_format", "disable_sliding_window", "hf_config_path", "hf_overrides")
 """vLLM's arguments with which a model is read otherwise."""
 _OTHER_LENGTHS = ("n_positions", "max_seq_len", "seq_length", "max_target_positions", "max_sequence_length")
 """Lengths that may stand beside it; the smallest counts."""
+
+_ENDLESS = 1e100
+"""No number that is meant is as large."""
+_CONFIGURATION = "its configuration or engine_kwargs.hf_overrides"
 
 
 class Lengths(NamedTuple):
@@ -40,26 +45,70 @@ class Lengths(NamedTuple):
 
 
 def lengths(values: Mapping[str, Any]) -> Lengths:
-    """What vLLM makes of a model's config.json, as `_get_and_verify_max_len` of `vllm.config.model` does."""
-    positions = values.get(_POSITIONS)
+    """What vLLM makes of a model's config.json, as `_get_and_verify_max_len` of `vllm.config.model` does.
+
+    Raises:
+        ConfigError: What stands for a length, or scales it, is none.
+    """
+    positions = _number(values, _POSITIONS)
     if positions is None:
         return Lengths()
-    positions = min([positions, *(values[key] for key in _OTHER_LENGTHS if values.get(key) is not None)])
-    positions = values.get("model_max_length") or positions
-    rope = values.get(_ROPE) or {}
+    others = (_number(values, key) for key in _OTHER_LENGTHS)
+    positions = min([positions, *(each for each in others if each is not None)])
+    positions = _number(values, "model_max_length") or positions
+    rope = _of_kind(dict, values, _ROPE) or {}
     is_of_layers = bool(rope) and all(isinstance(each, dict) for each in rope.values())
     of_layers = [*rope.values()] if is_of_layers else [rope]
-    kinds = [each.get("rope_type") or each.get("type") for each in of_layers]
+    kinds = [_rope_type(each) for each in of_layers]
     factor = 1.0
     for kind, each in zip(kinds, of_layers, strict=True):
         if kind not in _UNSCALED:
-            factor = each.get("factor") or factor
+            factor = _number(each, "factor", _ROPE) or factor
         if kind == "yarn":
-            positions = values.get(_ORIGINAL) or each.get(_ORIGINAL) or positions
+            positions = _number(values, _ORIGINAL) or _number(each, _ORIGINAL, _ROPE) or positions
     # What such models state is scaled already.
-    most = int(positions if "gemma3" in values.get("model_type", "") else positions * factor)
+    is_scaled = "gemma3" in (_of_kind(str, values, "model_type") or "")
+    most = int(positions if is_scaled else positions * factor)
     is_long = not _LONG_ROPE.isdisjoint(kinds)
-    return Lengths(int(values.get(_ORIGINAL, most)) if is_long else most, most)
+    by_default = int((_number(values, _ORIGINAL) if is_long else None) or most)
+    if min(most, by_default) < 1:
+        msg = f"model: it takes no prompt by {_CONFIGURATION}: its length is {positions}, times {factor}"
+        raise ConfigError(msg)
+    return Lengths(by_default, most)
+
+
+def _number(values: Mapping[str, Any], key: str, part: str | None = None) -> float | None:
+    """What is given for `key`; None if nothing is.
+
+    Raises:
+        ConfigError: It is no number above 0.
+    """
+    value = values.get(key)
+    if value is None:
+        return None
+    if type(value) not in {int, float} or not 0 < value < _ENDLESS:
+        raise _refusal(value, key, part, "a number above 0, without quotes")
+    return cast("float", value)
+
+
+def _rope_type(rope: Mapping[str, Any]) -> str | None:
+    """Of one kind of layers, under the newer or the older name."""
+    newer, older = (_of_kind(str, rope, key, _ROPE) for key in ("rope_type", "type"))
+    return cast("str | None", newer or older)
+
+
+def _of_kind(kind: type, values: Mapping[str, Any], key: str, part: str | None = None) -> Any:
+    """The same of what is no number."""
+    value = values.get(key)
+    if value is not None and not isinstance(value, kind):
+        raise _refusal(value, key, part, "a name" if kind is str else "keys and values")
+    return value
+
+
+def _refusal(value: Any, key: str, part: str | None, right: str) -> ConfigError:
+    name = f"{key} of its {part}" if part else key
+    name = name.replace(_ROPE, f"{_ROPE} ({_OLDER_ROPE})")
+    return ConfigError(f"model: {name} is {value!r} in {_CONFIGURATION}; give {right}")
 
 
 def text_model(source: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,8 +158,8 @@ def _of_mistral(params: Mapping[str, Any]) -> dict[str, Any]:
 def _with_one_rope(values: Mapping[str, Any]) -> dict[str, Any]:
     """The same with the older of two names for one thing replaced, in its text model too."""
     named = dict(values)
-    if "rope_scaling" in named:
-        older = named.pop("rope_scaling")
+    if _OLDER_ROPE in named:
+        older = named.pop(_OLDER_ROPE)
         named[_ROPE] = older or named.get(_ROPE)
     if isinstance(text := named.get("text_config"), dict):
         named["text_config"] = _with_one_rope(text)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import shutil
 
 import pytest
@@ -216,6 +217,55 @@ def test_overrides_of_a_models_configuration_count(model, changes, overrides, le
     assert FoundModel.of(parse(values | {"max_model_len": length})).longest == length
     with pytest.raises(ConfigError, match="is more than the model's"):
         FoundModel.of(parse(values | {"max_model_len": length + 1}))
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"max_position_embeddings": "32768"}, "max_position_embeddings is '32768'"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
+        ({"max_position_embeddings": -5}, "max_position_embeddings is -5"),
+        ({"max_position_embeddings": True}, "max_position_embeddings is True"),
+        ({"max_position_embeddings": [1]}, "max_position_embeddings is .1."),
+        ({"n_positions": "2048"}, "n_positions is '2048'"),
+        ({"model_max_length": "8192"}, "model_max_length is '8192'"),
+        ({"rope_scaling": "yarn"}, "ROPE is 'yarn'"),
+        ({"rope_parameters": [1]}, "ROPE is .1."),
+        ({"rope_scaling": YARN | {"factor": "4.0"}}, "factor of ROPE is '4.0'"),
+        ({"rope_scaling": YARN | {"factor": -1}}, "factor of ROPE is -1"),
+        ({"rope_scaling": YARN | {"factor": math.inf}}, "factor of ROPE is inf"),
+        ({"rope_scaling": YARN | {"factor": math.nan}}, "factor of ROPE is nan"),
+        ({"rope_scaling": YARN | {"factor": 1e-6}}, "no prompt"),
+        (
+            {"rope_scaling": YARN | {"original_max_position_embeddings": "8192"}},
+            "original_max_position_embeddings of ROPE is '8192'",
+        ),
+        ({"rope_scaling": YARN | {"rope_type": ["yarn"]}}, "rope_type of ROPE is .'yarn'."),
+        (
+            {"rope_scaling": LONG, "original_max_position_embeddings": "512"},
+            "original_max_position_embeddings is '512'",
+        ),
+        ({"model_type": 7}, "model_type is 7"),
+    ],
+    ids=str,
+)
+def test_lengths_that_are_none_are_refused_with_their_key(model, tiny, values, named):
+    named = named.replace("ROPE", r"(its )?rope_parameters \(rope_scaling\)")
+    with pytest.raises(ConfigError, match=f"^model: .*{named}.*hf_overrides"):
+        FoundModel.of(parse({"model": model(values)}))
+    options = {"engine_kwargs": {"hf_overrides": values}}
+    with pytest.raises(ConfigError, match=named):
+        FoundModel.of(parse({"model": str(tiny), "decode": options}))
+
+
+def test_what_a_configuration_leaves_open_is_no_mistake(model):
+    values = {
+        "model_type": None,
+        "n_positions": None,
+        "rope_scaling": {"rope_type": "linear", "factor": None},
+        "rope_parameters": None,
+    }
+    assert FoundModel.of(parse({"model": model(values)})).longest == 2048
 
 
 def test_overrides_of_a_part_for_text_count(model):
