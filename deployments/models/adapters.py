@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from deployments.config import ConfigError
-from deployments.models.store import local_path
+from deployments.models.store import ModelPathError, local_path
 
 if TYPE_CHECKING:
     from vllm.config.lora import LoRAConfig
@@ -81,7 +81,11 @@ def find_adapters(adapters: Mapping[str, str], max_rank: int | None, model_id: s
 
 
 def _place(name: str, where: str) -> str:
-    if (path := local_path(where)) is None:
+    try:
+        path = local_path(where)
+    except ModelPathError as error:
+        raise ConfigError(f"lora.adapters.{name}: {error}") from None
+    if path is None:
         return where
     if not (path / _CONFIG).is_file():
         msg = (

@@ -75,6 +75,30 @@ class TestResolve:
         assert store.resolve("Qwen/Qwen3-0.6B") == ResolvedModel("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B")
         assert converter.call_count == 0
 
+    @pytest.mark.parametrize(
+        "model",
+        [
+            "models/qwen/0.6b",
+            " Qwen/Qwen3-0.6B",
+            "Qwen/Qwen3-0.6B\n",
+            "Qwen/",
+            "owner/na me",
+            "owner/name.git",
+            "owner/no--name",
+            "x" * 97,
+        ],
+    )
+    def test_what_is_no_directory_and_can_be_no_hub_id_is_refused(
+        self, store: ModelStore, model: str
+    ) -> None:
+        with pytest.raises(ModelPathError, match=r"neither a directory .* nor a Hugging Face id") as refused:
+            store.resolve(model)
+        assert repr(model) in str(refused.value)
+
+    @pytest.mark.parametrize("model", ["gpt2", "google-t5/t5.small_v2", "s3://bucket/some/model"])
+    def test_other_forms_of_ids_are_taken(self, store: ModelStore, model: str) -> None:
+        assert store.resolve(model) == ResolvedModel(model, model)
+
     def test_the_default_root_honours_xdg_cache_home(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
