@@ -11,21 +11,25 @@ for ever for headers and for readers, and takes headers and URLs of any size: wh
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import uuid
 import weakref
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
+from pydantic import ValidationError
 from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 
+from deployments.config import ConfigError
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
 from deployments.http.connecting.bounds import age_s, bound_connections, reset
 from deployments.http.connecting.lengths import is_longer
 from deployments.http.connecting.origins import readable_by_pages
 from slo.errors import FieldError
+from slo.files.strict_yaml import explain
 from telemetry import logs
 
 if TYPE_CHECKING:
@@ -43,17 +47,37 @@ _PROXYS_HEALTH: Final = "/-/healthz"
 _CLOSE: Final = (b"connection", b"close")
 """uvicorn closes the connection behind an answer with this header."""
 LIMITS_VARIABLE: Final = "SLACKSERVE_LIMITS"
-"""The section `limits` as JSON; without it the defaults hold."""
+"""The section `limits` as JSON; without it, or where it is empty, the defaults hold."""
 
 
 def middlewares() -> list[Middleware]:
-    """What stands before each request in this proxy; also bounds how long headers may take."""
-    limits = LimitsConfig.model_validate_json(os.environ.get(LIMITS_VARIABLE, "{}"))
+    """What stands before each request in this proxy; also bounds how long headers may take.
+
+    Raises:
+        ConfigError: the environment's limits are none.
+    """
+    limits = _limits(os.environ.get(LIMITS_VARIABLE, "").strip() or "{}")
     bound_connections(limits)
     return [
         Middleware(ReadyUntilDrained),
         Middleware(ConnectionLimits, limits=limits),
     ]  # the last is before all
+
+
+def _limits(text: str) -> LimitsConfig:
+    try:
+        limits = LimitsConfig.model_validate_json(text)
+    except ValidationError as error:
+        raise ConfigError(explain(error, LIMITS_VARIABLE)) from None
+    json.loads(text, object_pairs_hook=_refuse_twice)
+    return limits
+
+
+def _refuse_twice(pairs: list[tuple[str, Any]]) -> None:
+    """Of a key that is given twice, pydantic takes the last."""
+    keys = [key for key, _ in pairs]
+    if (twice := next((key for key in keys if keys.count(key) > 1), None)) is not None:
+        raise ConfigError(f"{LIMITS_VARIABLE}: the key {twice!r} is given twice")
 
 
 def bounded(app: ASGIApp, limits: LimitsConfig) -> ConnectionLimits:

@@ -9,6 +9,7 @@ from certificates import self_signed
 from limited_proxy import EVENT, PATCHED, closed_after_s, connect, head, post, serving
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from deployments.config import ConfigError
 from deployments.config.limits import LimitsConfig
 from deployments.config.tls import TLSConfig
 from deployments.http.proxy import LIMITS_VARIABLE, ConnectionLimits, middlewares
@@ -74,11 +75,51 @@ async def test_all_of_it_holds_over_tls(monkeypatch, tmp_path):
             await post(port)
 
 
-def test_a_proxy_without_word_of_limits_has_the_defaults(monkeypatch):
-    monkeypatch.delenv(LIMITS_VARIABLE, raising=False)
+@pytest.fixture
+def unbound():
+    """What `middlewares` changes of uvicorn's is as it was afterwards."""
     kept = {name: getattr(HttpToolsProtocol, name) for name in PATCHED}
-    *_, middleware = middlewares()
+    yield
     for name, method in kept.items():
         setattr(HttpToolsProtocol, name, method)
+
+
+@pytest.mark.parametrize("given", [None, "", " ", "{}"])
+@pytest.mark.usefixtures("unbound")
+def test_a_proxy_without_word_of_limits_has_the_defaults(monkeypatch, given):
+    monkeypatch.delenv(LIMITS_VARIABLE, raising=False)
+    if given is not None:
+        monkeypatch.setenv(LIMITS_VARIABLE, given)
+    *_, middleware = middlewares()
     assert middleware.cls is ConnectionLimits
     assert middleware.kwargs["limits"] == LimitsConfig()
+
+
+@pytest.mark.usefixtures("unbound")
+def test_a_proxy_has_the_limits_that_its_environment_says(monkeypatch):
+    limits = LimitsConfig(max_body_bytes=8388608, allowed_origins=("https://chat.example",))
+    for given in (
+        '{"max_body_bytes": 8388608,\n\t"allowed_origins": ["https:\\/\\/chat.example"]}',
+        limits.model_dump_json(),
+    ):
+        monkeypatch.setenv(LIMITS_VARIABLE, given)
+        *_, middleware = middlewares()
+        assert middleware.kwargs["limits"] == limits
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ("{max_body_bytes: 8388608}", "JSON"),
+        ('{"max_body_bytes": 8388608', "JSON"),
+        ('{"max_body_mb": 1}', "unknown key 'max_body_mb'; did you mean 'max_body_bytes'"),
+        ('{"max_body_bytes": 8388608, "max_body_bytes": 99999999}', "'max_body_bytes' is given twice"),
+        ('{"body_timeout_s": "x"}', "body_timeout_s: .*'x'"),
+        ("[]", "dictionary|mapping|object"),
+    ],
+)
+@pytest.mark.usefixtures("unbound")
+def test_limits_that_are_none_are_refused_with_the_variable_and_the_key(monkeypatch, given, why):
+    monkeypatch.setenv(LIMITS_VARIABLE, given)
+    with pytest.raises(ConfigError, match=f"{LIMITS_VARIABLE}: .*({why})"):
+        middlewares()
