@@ -233,6 +233,8 @@ def read_yaml(path: Path, refusal: type[Exception], *, is_quoted: bool = True) -
         raise refusal(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise refusal(f"{path}: is not YAML: {error}") from None
+    except ValueError as error:  # as of a NUL in it
+        raise refusal(f"{str(path)!r}: is no path: {error}") from None
     return parse_yaml(text, str(path), refusal, is_quoted=is_quoted)
 
 

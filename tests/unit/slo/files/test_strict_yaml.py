@@ -1,10 +1,11 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from slo.files.strict_yaml import Address, parse_yaml
+from slo.files.strict_yaml import Address, parse_yaml, read_yaml
 
 LIBRARY = "import lmformatenforcer.external.jsonschemaobjectutil"
 OURS = "from slo.files.strict_yaml import parse_yaml"
@@ -101,3 +102,10 @@ def test_an_address_of_either_family_and_a_name_are_taken(address):
 def test_an_address_with_a_port_brackets_or_a_scheme_is_refused(text):
     with pytest.raises(ValidationError, match="is neither an address nor a name"):
         TypeAdapter(Address).validate_python(text)
+
+
+@pytest.mark.parametrize("path", ["a\0b", "\ud800"])
+def test_a_path_that_no_system_takes_is_refused(path):
+    with pytest.raises(LookupError, match=r"^'.*': is no path: ") as refused:
+        read_yaml(Path(path), LookupError)
+    assert str(refused.value).isprintable()
