@@ -140,13 +140,15 @@ class ModelRouter:
             counts[tier, decision.reason.value] += 1
         now_s = time.monotonic()
         admission, decode = self._admission, self._core.decode_demand(now_s)
-        admission.has_decode(decode)
+        admission.decode.sees(decode)
         prefill = PrefillDemand(
             *admission.demand(now_s),
             capacity=admission.capacity,
             refused=admission.refused_work(now_s),
         )
-        return RouterSeen(placed, refused, FleetDemand(prefill, decode))
+        return RouterSeen(
+            placed, refused, FleetDemand(prefill, replace(decode, asked=admission.decode.asked(now_s)))
+        )
 
     def _show_load(self, tiers: Iterable[Tier], now_s: float) -> None:
         self._instruments.set(catalogue.FLEET_LOAD, self._admission.shown_load(now_s), model=self._model)

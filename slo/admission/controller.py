@@ -24,7 +24,6 @@ from slo.admission.share_credit import ShareCredit
 from slo.admission.sharing import NO_ODDS, Shared, Sharing
 from slo.admission.tenant_limits import TenantGate, TenantGates, Usage
 from slo.admission.tenants import ANONYMOUS
-from slo.autoscaling.need import DecodeDemand
 from slo.errors import Rejected, RejectionReason
 from slo.request import JobId
 from slo.tiers import SYSTEM, Tier, TierPolicy, TierSet
@@ -49,6 +48,9 @@ class AdmissionController:
             refused for lack of capacity only when its queue is too long; that limit and the tenants' hold for
             every tier but the server's own.
         draw: Draws a number from 0 to below 1, for refusals with a probability.
+
+    Attributes:
+        decode: What the classes take of decode; whoever knows tells it how much of that is in use.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class AdmissionController:
         self._uncounted: dict[JobId, tuple[AdmittedJob, float]] = {}
         """Those that have ended without a word of what they took, and when."""
         self._backlog = Backlog(tiers, tenants.weight)
-        self._decode = DecodeAccount(tiers)
+        self.decode = DecodeAccount(tiers)
         self._credit = ShareCredit({tier: tiers[tier].share for tier in self._sheddable})
         self._heard: dict[str, float] = {}
         self._shed: Mapping[Tier, float] = {}
@@ -119,9 +121,9 @@ class AdmissionController:
             request.number,
             None if request.key_limit is None else request.key_limit.name,
         )
-        self._decode.admitted(request.job_id, tier, request.decode)
+        self.decode.admitted(request.job_id, tier, request.decode)
         if request.only_decode:
-            self._decode.decodes(request.job_id)
+            self.decode.decodes(request.job_id)
         else:
             self._backlog.add(request.job_id, Waiting(tier, request.tenant, request.work_s, now_s))
         return None
@@ -145,7 +147,7 @@ class AdmissionController:
     def served(self, job_id: JobId) -> None:
         """A prefill has ended, or is not wanted any more; the request may go on."""
         self._backlog.remove(job_id)
-        self._decode.decodes(job_id)
+        self.decode.decodes(job_id)
 
     def weight(self, tenant: str) -> float:
         """A tenant's part of what it shares with others, relative to theirs."""
@@ -153,7 +155,7 @@ class AdmissionController:
 
     def not_for_prefill(self, job_id: JobId) -> None:
         """A request goes on, and the prefill tier has no work with it."""
-        self._decode.decodes(job_id)
+        self.decode.decodes(job_id)
         if (request := self._backlog.remove(job_id)) is not None and request.is_asked:
             self._demand.withdrawn(request.tier, request.tenant, request.work_s, request.admitted_s)
             self._credit.withdrawn(request.tier, request.work_s)
@@ -165,7 +167,7 @@ class AdmissionController:
         if it had taken all that it might, until somebody says what was `generated`.
         """
         self._backlog.remove(job_id)
-        self._decode.ended(job_id)
+        self.decode.ended(job_id, now_s)
         if (job := self._jobs.pop(job_id, None)) is None:
             return
         gates = self._gates_of(job)
@@ -194,7 +196,7 @@ class AdmissionController:
 
     def withdrawn(self, job_id: JobId, now_s: float) -> None:
         """A request that was admitted is not run after all; its tenant is as if it had not come."""
-        self._decode.ended(job_id)
+        self.decode.withdrawn(job_id)
         if (request := self._backlog.remove(job_id)) is not None and request.is_asked:
             self._demand.refused(request.work_s, request.admitted_s)
             self._credit.withdrawn(request.tier, request.work_s)
@@ -240,10 +242,6 @@ class AdmissionController:
         At 0, as without a replica, nobody is refused for a share or a backlog.
         """
         self._capacity = replicas
-
-    def has_decode(self, demand: DecodeDemand) -> None:
-        """So much of decode is in use."""
-        self._decode.sees(demand)
 
     @property
     def capacity(self) -> float:
@@ -334,6 +332,7 @@ class AdmissionController:
     def _of_the_fleet(self, request: AdmissionRequest, now_s: float) -> Rejected | None:
         """The refusal of a request that is within its tenant's limits, None for none."""
         tier = request.tier
+        self.decode.arrived(tier, request.decode, now_s)
         if not request.only_decode:
             self._demand.arrived(tier, request.tenant, request.work_s, now_s)
         refused = self._for_lack(request, now_s) if tier in self._sheddable else None
@@ -355,7 +354,7 @@ class AdmissionController:
         is_calm = request.only_decode or self.backlog_s(tier) <= rules.calm_s * self._capacity
         is_within = self._credit.covers(tier, self._capacity, now_s) and is_calm
         above_share = 0.0 if is_within else self._shared.above_share.get(tier, 0.0)
-        if self._capacity > 0 and self._decode.is_above_share(tier):
+        if self._capacity > 0 and self.decode.is_above_share(tier):
             above_share = 1.0
         shed = self._shed.get(tier, 0.0) * above_share
         if shed > 0 and self._draw() < shed:

@@ -1,17 +1,24 @@
-"""What each class takes of decode.
+"""What each class takes of decode, and what all ask for.
 
-Owns the account of streams by class. Refuses nobody (`slo.admission.controller`).
+Owns the account of streams by class, of how many come and how long they stay. Refuses nobody
+(`slo.admission.controller`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from slo.autoscaling.need import DecodeDemand
+from slo.queue.decay import ExponentialDecay
 from slo.request import JobId
 from slo.tiers import SYSTEM, Tier, TierPolicy
+
+_MEMORY_S: Final = 60.0
+"""What arrived this long ago counts 1/e of what arrives now: streams stay longer than prefills."""
+_LEARNING_RATE: Final = 0.05
 
 
 class DecodeTake(NamedTuple):
@@ -37,11 +44,11 @@ ONE_STREAM: Final = DecodeTake()
 
 @dataclass(slots=True)
 class _Present:
-    """A request that was admitted and has not ended."""
+    """A request that was admitted and has not ended; `since_s` is None until decode has it."""
 
     tier: Tier
     take: DecodeTake
-    decodes: bool = False
+    since_s: float | None = None
 
 
 class DecodeAccount:
@@ -59,6 +66,19 @@ class DecodeAccount:
         self._is_crowded = False
         self._of_each = _NOTHING
         """Of decode: a stream's part, and a token's; one of them is 0."""
+        self._replicas = 0
+        self._arrived = dict.fromkeys(tiers, _NOTHING)
+        self._decay = ExponentialDecay(_MEMORY_S)
+        self._stays_s = dict.fromkeys(tiers, 0.0)
+        self._now_s = -math.inf
+        """The latest time that was heard: the end of a prefill is told without one."""
+
+    def arrived(self, tier: Tier, take: DecodeTake, now_s: float) -> None:
+        """A request asks for so much, whether or not it will get it."""
+        self._now_s = now_s
+        if (factor := self._decay.rescale(now_s)) < 1:
+            self._arrived = {one: _NOTHING.plus(grown, factor) for one, grown in self._arrived.items()}
+        self._arrived[tier] = self._arrived[tier].plus(take, self._decay.grown(now_s))
 
     def admitted(self, job_id: JobId, tier: Tier, take: DecodeTake) -> None:
         """A request will come to decode once it is prefilled; nothing of the server's own counts."""
@@ -68,24 +88,30 @@ class DecodeAccount:
 
     def decodes(self, job_id: JobId) -> None:
         """A request is not prefill's any more; one that decodes, or is not known, is ignored."""
-        if (request := self._present.get(job_id)) is not None and not request.decodes:
-            request.decodes = True
+        if (request := self._present.get(job_id)) is not None and request.since_s is None:
+            request.since_s = self._now_s
             self._decoding = self._decoding.plus(request.take)
 
-    def ended(self, job_id: JobId) -> None:
-        """A request has ended, or does not come to decode after all; one that is not known is ignored."""
-        if (request := self._present.pop(job_id, None)) is None:
-            return
-        self._taken[request.tier] = self._taken[request.tier].plus(request.take, -1.0)
-        if request.decodes:
-            self._decoding = self._decoding.plus(request.take, -1.0)
+    def ended(self, job_id: JobId, now_s: float) -> None:
+        """A request has ended; one that is not known is ignored."""
+        self._now_s = now_s
+        request = self._removed(job_id)
+        if request is not None and request.since_s is not None:
+            stayed_s, known_s = now_s - request.since_s, self._stays_s[request.tier]
+            learned_s = known_s + _LEARNING_RATE * (stayed_s - known_s) if known_s else stayed_s
+            self._stays_s[request.tier] = learned_s
+
+    def withdrawn(self, job_id: JobId) -> None:
+        """A request does not come to decode after all."""
+        self._removed(job_id)
 
     def sees(self, demand: DecodeDemand) -> None:
         """So much of decode is in use: by streams where pace is what is short, by tokens where memory is.
 
         Streams that are not known here, as from before a restart, are taken to be like those that are.
         """
-        decoding, self._is_crowded = self._decoding, demand.is_crowded
+        self._is_crowded, self._replicas = demand.is_crowded, demand.replicas
+        decoding = self._decoding
         of_stream = demand.load / max(decoding.streams, demand.requests, 1.0)
         if demand.memory > demand.pace and decoding.tokens > 0:
             self._of_each = DecodeTake(0.0, of_stream * decoding.streams / decoding.tokens)
@@ -94,6 +120,27 @@ class DecodeAccount:
 
     def is_above_share(self, tier: Tier) -> bool:
         """Whether a class takes its share of decode or more, while that is what requests wait for."""
-        taken, each = self._taken[tier], self._of_each
-        part = taken.streams * each.streams + taken.tokens * each.tokens
-        return self._is_crowded and part >= self._shares[tier]
+        return self._is_crowded and self._part(self._taken[tier]) >= self._shares[tier]
+
+    def asked(self, now_s: float) -> float:
+        """What of decode would be in use were nobody refused, in replicas.
+
+        By Little's law: how much comes in a second, times how long it stays. Of each class it is what that
+        takes at least: as long as none has ended, nobody knows how long they stay.
+        """
+        per_s = self._decay.kept(now_s) / _MEMORY_S
+        asked = [
+            max(self._part(taken), self._part(self._arrived[tier]) * per_s * self._stays_s[tier])
+            for tier, taken in self._taken.items()
+        ]
+        return self._replicas * math.fsum(asked)
+
+    def _part(self, take: DecodeTake) -> float:
+        return take.streams * self._of_each.streams + take.tokens * self._of_each.tokens
+
+    def _removed(self, job_id: JobId) -> _Present | None:
+        if (request := self._present.pop(job_id, None)) is not None:
+            self._taken[request.tier] = self._taken[request.tier].plus(request.take, -1.0)
+            if request.since_s is not None:
+                self._decoding = self._decoding.plus(request.take, -1.0)
+        return request

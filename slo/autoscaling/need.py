@@ -82,17 +82,25 @@ class DecodeDemand:
         pace: Of how many replicas they take all of the time per output token that the strictest objective
             leaves; 0 when nothing is promised, or more replicas would not mend it.
         replicas: How many there are.
+        asked: What would be in use were nobody refused, by memory or pace, whichever is more, in that of one
+            replica; 0 when nobody says.
     """
 
     memory: float
     requests: int
     pace: float = 0.0
     replicas: int = 0
+    asked: float = 0.0
 
     @property
     def load(self) -> float:
         """What is in use of what they can do, by memory or by pace, whichever is more; 0 without any."""
         return max(self.memory, self.pace) / self.replicas if self.replicas > 0 else 0.0
+
+    @property
+    def asked_load(self) -> float:
+        """What would be in use were nobody refused, of what they can do; what is in use at least."""
+        return max(self.asked / self.replicas, self.load) if self.replicas > 0 else 0.0
 
     @property
     def is_crowded(self) -> bool:

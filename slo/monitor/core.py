@@ -193,7 +193,9 @@ class MonitorCore:
             demand = self._told_demand(now_s)
             load = FleetLoad.UNKNOWN if demand is None else demand.load
             if demand is not None and demand.prefill.capacity > 0:
-                self._easing = self._easing.asking(demand.prefill.work / demand.prefill.capacity)
+                self._easing = self._easing.asking(
+                    demand.prefill.work / demand.prefill.capacity, demand.decode.asked_load
+                )
             since_s, tiers = now_s - self._changed_s, self.settings.tiers
             steered = steer(self.policy, burns, load, since_s, rules, tiers, self._easing)
             self.reason, self._easing = steered.reason, steered.easing

@@ -7,7 +7,7 @@ decided by `slo.monitor.shedding`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from slo.monitor.policy import ClusterPolicy
 
@@ -30,6 +30,21 @@ class EasingRules:
     at_most_s: float
 
 
+class FleetAsked(NamedTuple):
+    """What is asked for of prefill and of decode, as parts of what the replicas of each can do."""
+
+    prefill: float
+    decode: float
+
+    def is_much_less_than(self, before: FleetAsked) -> bool:
+        """Whether it is of what was asked for most before: of the other there was enough."""
+        most = max(range(len(before)), key=before.__getitem__)
+        return self[most] < _MUCH_LESS * before[most]
+
+
+_NOTHING: Final = FleetAsked(0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Easing:
     """What is known of steps towards less.
@@ -42,21 +57,22 @@ class Easing:
         was_last: Whether the last change was such a step.
         too_loose: How tight the tightest policy was that did not hold; less than any where all have.
         retry_after_s: Shortest time before one as loose is tried again.
-        asked: Work that was asked for, refused or not, as a part of what the fleet can do.
+        asked: What is asked for, refused or not.
         asked_then: The same when a step did not hold for the last time.
     """
 
     was_last: bool = False
     too_loose: float = _NOWHERE
     retry_after_s: float = 0.0
-    asked: float = 0.0
-    asked_then: float = 0.0
+    asked: FleetAsked = _NOTHING
+    asked_then: FleetAsked = _NOTHING
 
-    def asking(self, work: float) -> Easing:
-        """What is known while so much is asked for."""
-        if work < _MUCH_LESS * self.asked_then:
-            return Easing(self.was_last, asked=work)
-        return replace(self, asked=work)
+    def asking(self, prefill: float, decode: float = 0.0) -> Easing:
+        """What is known while so much is asked for, as parts of what the replicas of each kind can do."""
+        asked = FleetAsked(prefill, decode)
+        if asked.is_much_less_than(self.asked_then):
+            return Easing(self.was_last, asked=asked)
+        return replace(self, asked=asked)
 
     def waits_s(self, policy: ClusterPolicy, rules: EasingRules) -> float:
         """Shortest time between the last change and a step down to this policy."""

@@ -5,7 +5,7 @@ The server is a fluid model; who is admitted, what counts as missed and what is 
 
 import random
 from collections import Counter, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slo.admission.controller import AdmissionController
 from slo.admission.rules import AdmissionRequest, AdmissionRules
@@ -39,12 +39,14 @@ class SteeredFleet:
     Args:
         in_order: Whether what has come first is served first, whatever its tier.
         slow: The part of what is served that is late whatever waits.
-        streams: How many answers at a time keep the pace of the strictest objective; None for any number.
+        streams: How many answers at a time keep the pace of the strictest objective on a decode replica; None
+            for any number.
 
     Attributes:
         fates: How many were admitted, or refused and why, by tier and by what became of them.
         steps: Each change of the policy: when, shed levels, and the reservation.
         late_s: By tier, when those ended that missed their objective.
+        decode_replicas: How many there are from now on.
     """
 
     def __init__(self, *, in_order=False, slow=0.0, streams=None):
@@ -56,7 +58,7 @@ class SteeredFleet:
         self.monitor = MonitorCore(MonitorSettings(models=("m",)), 0.0)
         self._queues = {tier: deque() for tier in ([STANDARD] if in_order else DEFAULT_TIERS.names)}
         self._in_order, self._slow, self._streams = in_order, slow, streams
-        self._decoding = []
+        self._decoding, self.decode_replicas = [], 1
         self._asked, self._number, self._second = Counter(), 0, 0
         self.fates, self.steps = Counter(), []
         self.late_s = {tier: [] for tier in DEFAULT_TIERS.names}
@@ -135,7 +137,7 @@ class SteeredFleet:
 
     @property
     def _decode_load(self):
-        return len(self._decoding) / self._streams if self._streams else 0.0
+        return len(self._decoding) / self._streams / self.decode_replicas if self._streams else 0.0
 
     def _finished(self, job, tier, now_s, ttft_s, tpot_s=None):
         self.admission.ended(job, now_s)
@@ -169,8 +171,11 @@ class SteeredFleet:
         prefill = PrefillDemand(work, backlog_s, capacity=self.admission.capacity, refused=refused)
         decode = DecodeDemand(0.05, 1, 0.0, 1)
         if self._streams:
-            decode = DecodeDemand(0.05, len(self._decoding), self._decode_load, 1)
-        self.admission.has_decode(decode)
+            decode = DecodeDemand(
+                0.05, len(self._decoding), self._decode_load * self.decode_replicas, self.decode_replicas
+            )
+        self.admission.decode.sees(decode)
+        decode = replace(decode, asked=self.admission.decode.asked(now_s))
         demand = FleetDemand(prefill, decode)
         monitor.heard(MonitorReport("r", Role.ROUTER, 0, RouterSeen({}, {}, demand), model="m"), now_s)
         monitor.look(now_s)

@@ -140,7 +140,7 @@ def test_what_a_request_takes_of_decode_are_its_answers_and_the_tokens_that_it_h
         core.not_for_prefill(JobId(f"{number}"))
     ask(core, "background", **about)
     core.not_for_prefill(JobId("background"))
-    admission.has_decode(DecodeDemand(requests=20, replicas=1, **in_use))
+    admission.decode.sees(DecodeDemand(requests=20, replicas=1, **in_use))
     admission.follow({BACKGROUND: 1.0}, 0.0)
     decision = ask(core, "next", now_s=0.5)
     assert isinstance(decision, Placed) is not sheds

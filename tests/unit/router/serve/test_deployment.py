@@ -180,7 +180,7 @@ def test_the_monitor_is_told_how_much_work_is_refused_of_what_arrives(monkeypatc
 def test_what_decode_has_in_use_is_told_to_the_monitor_and_to_admission():
     router = model_router.ModelRouter("small", TWO, TenantGates({}), Gauges())
     router.report(PrefillReported(A, PREDICTOR, (), None, 0.0))
-    router.report(DecodeReported(D, 0.9, 10))
+    router.report(DecodeReported(D, 0.9, 0))
     for number in range(10):
         assert isinstance(router.place(request(f"{number}")), Placed)
     jobs = tuple(JobId(f"{number}") for number in range(10))
@@ -189,6 +189,7 @@ def test_what_decode_has_in_use_is_told_to_the_monitor_and_to_admission():
     assert isinstance(router.place(request("before")), Placed)
     demand = router._seen(()).demand
     assert (demand.decode.memory, demand.decode.replicas) == (0.9, 1)
+    assert demand.decode.asked == pytest.approx(0.9), "nobody was refused"
     refused = router.place(request("after"))
     assert refused.reason is RejectionReason.SHED_BY_POLICY, "its tier has all that decode has"
     router.report(DecodeReported(D, 0.2, 10))

@@ -1,5 +1,7 @@
 """What a class takes of decode, against its share of it."""
 
+from dataclasses import replace
+
 import pytest
 
 from slo.admission.decode_account import DecodeAccount, DecodeTake
@@ -45,7 +47,7 @@ def test_where_memory_is_short_its_tokens_count():
     account.admitted(JobId("long"), BACKGROUND, DecodeTake(1, 5000))
     account.decodes(JobId("long"))
     assert above(account, FULL) == {BACKGROUND}
-    account.ended(JobId("long"))
+    account.ended(JobId("long"), 1.0)
     assert above(account, FULL) == {STANDARD}
     unknown = holding([(PREMIUM, 40, DecodeTake()), (STANDARD, 60, DecodeTake())])
     assert above(unknown, FULL) == {STANDARD}, "streams, where nobody says how long they are"
@@ -61,7 +63,7 @@ def test_what_waits_for_prefill_will_decode_one_day():
     account = holding(takes, waiting={BACKGROUND})
     assert above(account, CROWDED) == {BACKGROUND}
     for number in range(20):
-        account.ended(JobId(f"{BACKGROUND}-{number}"))
+        account.ended(JobId(f"{BACKGROUND}-{number}"), 1.0)
     assert above(account, CROWDED) == set()
 
 
@@ -78,3 +80,35 @@ def test_nothing_of_the_servers_own_counts_nor_anything_twice():
     for number in range(9):
         account.decodes(JobId(f"{BACKGROUND}-{number}"))
     assert above(account, CROWDED) == set()
+
+
+@pytest.mark.parametrize("demand", [CROWDED, FULL])
+def test_what_all_ask_for_is_what_comes_times_how_long_it_stays(demand):
+    """Two streams a second for 50 s each, of which a tenth is let in: that is ten at a time."""
+    account, take, now_s, there = DecodeAccount(DEFAULT_TIERS), DecodeTake(1, 100), 0.0, []
+    for number in range(2000):
+        now_s = number / 2
+        while there and there[0][0] <= now_s:
+            account.ended(there.pop(0)[1], now_s)
+        account.arrived(BACKGROUND, take, now_s)
+        if number % 10 == 0:
+            job = JobId(f"{number}")
+            account.admitted(job, BACKGROUND, take)
+            account.decodes(job)
+            there.append((now_s + 50.0, job))
+    account.sees(replace(demand, requests=10))
+    assert account.asked(now_s) == pytest.approx(10 * demand.load, rel=0.05)
+    account.sees(replace(demand, requests=10, replicas=4))
+    assert account.asked(now_s) == pytest.approx(10 * demand.load, rel=0.05), "in replicas"
+    assert account.asked(now_s + 600.0) == pytest.approx(demand.load, rel=0.05), "what is there"
+
+
+def test_all_that_is_there_is_asked_for_though_nobody_knows_how_long_it_stays():
+    account = DecodeAccount(DEFAULT_TIERS)
+    account.sees(CROWDED)
+    assert account.asked(0.0) == 0.0
+    account = holding([(PREMIUM, 100, DecodeTake())])
+    account.sees(CROWDED)
+    assert account.asked(0.0) == pytest.approx(0.9)
+    account.withdrawn(JobId(f"{PREMIUM}-0"))
+    assert account.asked(0.0) == pytest.approx(0.99 * 0.9)

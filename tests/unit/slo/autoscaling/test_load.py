@@ -1,5 +1,7 @@
 """Whether it can be for load that requests are late."""
 
+from dataclasses import replace
+
 import pytest
 
 from slo.autoscaling.need import DecodeDemand, FleetDemand, FleetLoad, PrefillDemand
@@ -31,3 +33,12 @@ FREE = DecodeDemand(0.1, 1, replicas=1)
 )
 def test_what_loads_a_fleet(prefill, decode, load):
     assert FleetDemand(prefill, decode).load is load
+
+
+def test_what_is_asked_for_of_decode_does_not_fall_with_what_is_let_in():
+    asked = DecodeDemand(1.0, 10, pace=2.2, replicas=2, asked=5.0)
+    assert (asked.load, asked.asked_load) == (1.1, 2.5)
+    assert replace(asked, pace=1.0).asked_load == 2.5
+    assert replace(asked, replicas=5).asked_load == 1.0
+    assert replace(asked, asked=0.0).asked_load == 1.1, "what is in use at least, as where nobody says"
+    assert DecodeDemand(0.0, 0, asked=1.0).asked_load == 0.0

@@ -139,3 +139,29 @@ def test_where_prefill_is_short_a_tier_within_its_share_of_it_is_not_shed_for_it
     assert max(shed[BACKGROUND] for _, shed, _ in fleet.steps) == 1.0
     assert fleet.fates[STANDARD, RejectionReason.SHED_BY_POLICY] > 0
     assert {why for tier, why in fleet.fates if tier == BACKGROUND} == {None}
+
+
+def test_in_an_overload_of_decode_that_lasts_less_is_tried_seldom():
+    fleet = SteeredFleet(streams=100)
+    fleet.run(600, **LONG_ANSWERS)
+    steps = len(fleet.steps)
+    fleet.run(1200, **LONG_ANSWERS)
+    tried = [at_s for at_s, *_ in fleet.steps[steps:]]
+    assert 1 <= len(tried) <= 12
+    late = sum(at_s > 600 for at_s in fleet.late_s[PREMIUM])
+    assert late <= 0.02 * 10 * 1200
+
+
+@pytest.mark.parametrize("ends", ["more replicas", "fewer requests"])
+def test_once_an_overload_of_decode_is_over_what_was_shed_is_back_within_minutes(ends):
+    """Seven steps of half a minute; prefill has as much to do as before where the replicas come."""
+    fleet = SteeredFleet(streams=100)
+    fleet.run(1800, **LONG_ANSWERS)
+    assert fleet.steps[-1][1][BACKGROUND] == 1.0
+    left = LONG_ANSWERS
+    if ends == "more replicas":
+        fleet.decode_replicas = 4
+    else:
+        left = {tier: Stream(it.per_s / 4, it.work_s, lasts_s=it.lasts_s) for tier, it in left.items()}
+    fleet.run(300, **left)
+    assert fleet.steps[-1][1:] == ({}, 0.0)

@@ -53,3 +53,12 @@ def test_it_is_forgotten_once_much_less_is_asked_for():
     step = known.after_easing(TIGHT, RULES)
     assert step.asking(1.5).after_tightening(LOOSE, 5.0, RULES).waits_s(LOOSE, RULES) == 60, "and known anew"
     assert known.after_easing(TIGHTER, RULES).waits_s(LOOSE, RULES) == 120
+
+
+def test_it_is_forgotten_once_much_less_is_asked_for_of_what_was_short():
+    known = failed(Easing().asking(0.6, 2.0), 2)
+    assert known.asking(0.1, 1.7).waits_s(LOOSE, RULES) == 120, "there was enough of prefill"
+    assert known.asking(0.6, 1.5).waits_s(LOOSE, RULES) == 30
+    known = failed(Easing().asking(2.0, 0.6), 2)
+    assert known.asking(1.7, 0.1).waits_s(LOOSE, RULES) == 120, "there was enough of decode"
+    assert known.asking(1.5, 0.6).waits_s(LOOSE, RULES) == 30
