@@ -29,6 +29,7 @@ class Answer:
         ttft_s: From sending to the first token; None if there was none.
         tpot_s: Mean time per token after the first; None with fewer than two.
         output_tokens: Tokens that came, as the server counts them.
+        said: The message of its error, if it sent one.
     """
 
     fate: Fate
@@ -38,6 +39,7 @@ class Answer:
     ttft_s: float | None = None
     tpot_s: float | None = None
     output_tokens: int = 0
+    said: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ _KEEP_ALIVE_S: Final = 2.0
 _OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _MOST_CHARACTERS: Final = 80
 """Of what a server says, in the name of a failure."""
+_LONGEST_MESSAGE: Final = 300
 
 
 class Server:
@@ -186,6 +187,7 @@ class _Stream:
         self._chunks = 0
         self._counted: int | None = None
         self._error = ""
+        self._said = ""
         self._is_done = False
 
     def read(self, line: bytes) -> None:
@@ -202,7 +204,8 @@ class _Stream:
             return
         event = msgspec.json.decode(payload, type=_Event)
         if event.error or event.object == "error":
-            self._error = _name(msgspec.json.decode(payload))
+            whole = msgspec.json.decode(payload)
+            self._error, self._said = _name(whole), _message(whole)
         if event.choices:
             self._last_s = time.perf_counter()
             self._chunks += 1
@@ -228,7 +231,8 @@ class _Stream:
     def refused(self, status: int, body: bytes) -> Answer:
         """The server answered with an error."""
         try:
-            code = _code(msgspec.json.decode(body))
+            whole = msgspec.json.decode(body)
+            code, self._said = _code(whole), _message(whole)
         except msgspec.DecodeError:
             code = ""
         fate = Fate.REFUSED if status in _REFUSALS else Fate.FAILED
@@ -240,7 +244,7 @@ class _Stream:
         if self._first_s is not None:
             ttft_s = self._first_s - self._sent_s
             tpot_s = (self._last_s - self._first_s) / (tokens - 1) if tokens > 1 else None
-        return Answer(fate, self._sent_s, time.perf_counter(), reason, ttft_s, tpot_s, tokens)
+        return Answer(fate, self._sent_s, time.perf_counter(), reason, ttft_s, tpot_s, tokens, self._said)
 
 
 def _code(event: Any) -> str:
@@ -249,6 +253,16 @@ def _code(event: Any) -> str:
     if not isinstance(error, dict):
         return ""
     return str(next((error[key] for key in ("code", "type") if isinstance(error.get(key), str)), ""))
+
+
+def _message(event: Any) -> str:
+    """What an error says, in one line that a terminal can print."""
+    error = (event.get("error") or event) if isinstance(event, dict) else event
+    text = error.get("message") if isinstance(error, dict) else error
+    if not isinstance(text, str):
+        return ""
+    line = " ".join(text.split())
+    return "".join(filter(str.isprintable, line))[:_LONGEST_MESSAGE]
 
 
 def _name(event: dict[str, Any]) -> str:

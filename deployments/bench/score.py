@@ -60,6 +60,7 @@ class Result:
         late_ms: How late requests were sent: p50, p90, p99 and p100.
         is_client_slow: Whether that is so much that the run asked something else than it says.
         unsent: Requests that were not sent any more, as too many had missed by then; they count nowhere else.
+        said: By reason of those that failed, the first message of the server's.
     """
 
     overall: Score
@@ -68,7 +69,8 @@ class Result:
     wall_s: float
     late_ms: Mapping[str, float]
     is_client_slow: bool
-    unsent: int = 0
+    unsent: int
+    said: Mapping[str, str]
 
 
 def score(run: Offered) -> Result:
@@ -83,7 +85,16 @@ def score(run: Offered) -> Result:
         late_ms=late_ms,
         is_client_slow=late_ms["p90"] > _TOO_LATE_S * 1e3,
         unsent=run.unsent,
+        said=_said(run),
     )
+
+
+def _said(run: Offered) -> dict[str, str]:
+    said: dict[str, str] = {}
+    for answer in (ended.answer for ended in run.ended):
+        if answer.fate is Fate.FAILED and answer.said:
+            said.setdefault(answer.reason, answer.said)
+    return said
 
 
 def _by(run: Offered, group: Callable[[Ended], str]) -> dict[str, Score]:

@@ -104,11 +104,14 @@ def _sending(result: Result) -> str:
 
 def remarks(result: Result) -> list[str]:
     """What the reader has to know beside the table, a line each."""
-    lines = [
-        f"{count} {fate}: {reason}"
-        for fate, reasons in (("refused", result.overall.refused), ("failed", result.overall.failed))
-        for reason, count in reasons.items()
-    ]
+    lines = [f"{count} refused: {reason}" for reason, count in result.overall.refused.items()]
+    for reason, count in result.overall.failed.items():
+        said = result.said.get(reason, "")
+        lines.append(f"{count} failed: {reason}" + (f": {said}" if said not in reason else ""))
+    if any(reason.startswith("400") for reason in result.overall.failed):
+        lines.append(
+            "400: for a model with fewer tokens give --vocabulary, for a server with other tiers --tiers"
+        )
     if result.is_client_slow:
         lines.append(
             f"warning: the client was too slow: 10% of the requests were sent {result.late_ms['p90']:.0f} ms "

@@ -92,6 +92,25 @@ async def test_the_time_per_token_leaves_out_the_first():
 
 
 @pytest.mark.parametrize(
+    ("behaviour", "said"),
+    [
+        ({"refuse": lambda *_: (400, {"code": "x", "message": "no\n\x1b[31m tier"})}, "no [31m tier"),
+        ({"refuse": lambda *_: (500, "a text")}, "a text"),
+        ({"refuse": lambda *_: (500, {"message": "y" * 1000})}, "y" * 300),
+        ({"refuse": lambda *_: (500, {"message": ["z"]})}, ""),
+        ({"error_after": 1}, "it broke"),
+        ({"event": b'{"object": "error", "message": "of vLLM"}'}, "of vLLM"),
+        ({"cut_after": 1}, ""),
+        ({}, ""),
+    ],
+)
+async def test_what_the_server_says_of_it_is_kept(behaviour, said):
+    with CompletionsServer(Behaviour(**behaviour)) as server:
+        run = await load(server, arrivals([0.0]))
+    assert run.ended[0].answer.said == said
+
+
+@pytest.mark.parametrize(
     ("behaviour", "fate", "reason"),
     [
         (

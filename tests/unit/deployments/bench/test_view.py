@@ -8,7 +8,7 @@ from rich.console import Console
 from deployments.bench.answer import Answer, Ended, Fate, Offered
 from deployments.bench.score import score
 from deployments.bench.search import Goodput
-from deployments.bench.view import goodput_line, print_table
+from deployments.bench.view import goodput_line, print_table, remarks
 from simulator.workload.arrivals import Arrival
 from slo.tiers import BACKGROUND, PREMIUM
 
@@ -31,6 +31,32 @@ def test_every_row_has_its_name_and_all_its_numbers(width, is_terminal):
     times = "49876/49876/49876", "500/500/500"
     assert rows["background"] == rows["document"] == ["2000", "0.0%", *times, "0", "0", "36,667"]
     assert {"all", "premium", "conversation"} <= {*rows}
+
+
+def test_of_those_that_failed_the_reader_learns_what_the_server_said_first():
+    arrival = Arrival(0, 0.0, "conversation", 100, 10, 1.0, PREMIUM)
+    texts = (
+        ("400 invalid_value", "token id 300 is not in the vocabulary"),
+        ("400 invalid_value", "later"),
+        ("in the stream: boom", "boom"),
+        ("timeout", ""),
+    )
+    failed = [Answer(Fate.FAILED, 0.0, 1.0, reason, said=said) for reason, said in texts]
+    run = [Ended(arrival, answer, 0.0) for answer in (*failed, Answer(Fate.REFUSED, 0.0, 1.0, "429 backlog"))]
+    result = score(Offered(run, wall_s=1.0))
+    assert result.said == {
+        "400 invalid_value": "token id 300 is not in the vocabulary",
+        "in the stream: boom": "boom",
+    }
+    assert remarks(result) == [
+        "1 refused: 429 backlog",
+        "2 failed: 400 invalid_value: token id 300 is not in the vocabulary",
+        "1 failed: in the stream: boom",
+        "1 failed: timeout",
+        "400: for a model with fewer tokens give --vocabulary, for a server with other tiers --tiers",
+    ]
+    only_refused = score(Offered([run[-1]], wall_s=1.0))
+    assert remarks(only_refused) == ["1 refused: 429 backlog"]
 
 
 def test_a_table_that_fits_the_usual_terminal_is_no_wider():
