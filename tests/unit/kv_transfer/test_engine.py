@@ -1,13 +1,15 @@
 """How an engine is started; that it serves so is `tests/e2e`'s."""
 
 import os
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 from vllm import envs
 
-from kv_transfer.engine import ReplicaEngine
+from kv_transfer import engine
+from kv_transfer.engine import EngineNotStartedError, ReplicaEngine
 
 
 @pytest.fixture
@@ -60,3 +62,67 @@ def test_several_ranks_are_started_as_vllm_does(started):
     [(executor, openmp)] = started
     assert executor == "mp"
     assert "OMP_PLACES" not in openmp
+
+
+@contextmanager
+def printing_to(out, err):
+    """This process prints to two files, as a replica does, and its engine with it."""
+    kept = {number: os.dup(number) for number in (1, 2)}
+    try:
+        for number, path in ((1, out), (2, err)):
+            with path.open("ab") as file:
+                os.dup2(file.fileno(), number)
+        yield
+    finally:
+        for number, copy in kept.items():
+            os.dup2(copy, number)
+            os.close(copy)
+
+
+CORE = "(EngineCore pid=7)"
+CAUSE = "ValueError: To serve one request 0.02 GiB KV cache is needed"
+ERROR = "ERROR 11-29 00:14:39 [core.py:1374]"
+VLLMS = "Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("out", "err", "why"),
+    [
+        (f"{CORE} {ERROR} Traceback (most recent call last):\n{CORE} {ERROR} {CAUSE}", "", CAUSE),
+        (f"{CORE} INFO all is well", f"{CORE}     raise ValueError(\n{CORE} {CAUSE}", CAUSE),
+        (f"(Worker_TP1 pid=8) {ERROR} {CAUSE}", f"{CORE} Exception: See stack trace for root cause.", CAUSE),
+        (f"{CORE} INFO all is well", "Killed", VLLMS),
+        ("", "", VLLMS),
+    ],
+)
+def test_of_an_engine_that_does_not_start_its_own_words_are_told(
+    started, monkeypatch, tmp_path, ranks, out, err, why
+):
+    printed = tmp_path / "worker-1.out", tmp_path / "worker-1.err"
+    printed[0].write_text("(EngineCore pid=3) RuntimeError: of an engine before this one\n")
+    told = []
+    monkeypatch.setattr(engine.logs, "event", lambda name, **what: told.append((name, what["error"])))
+
+    def start_fails(self, args, config, placement_group):
+        for number, text in ((1, out), (2, err)):
+            os.write(number, text.encode() + b"\n")
+        raise RuntimeError(VLLMS)
+
+    monkeypatch.setattr(VLLMEngine, "_start_async_llm_engine", start_fails)
+    with printing_to(*printed), pytest.raises(EngineNotStartedError) as raised:
+        start(ranks)
+    words = f"the engine does not start: {why}; what it has printed is in {printed[0]}, {printed[1]}"
+    assert str(raised.value) == words
+    assert told == [("engine_not_started", words)]
+
+
+def test_what_an_engine_has_printed_elsewhere_than_in_files_is_not_looked_for(started, monkeypatch):
+    def start_fails(self, args, config, placement_group):
+        raise RuntimeError(VLLMS)
+
+    monkeypatch.setattr(VLLMEngine, "_start_async_llm_engine", start_fails)
+    monkeypatch.setattr(engine.Path, "readlink", lambda path: engine.Path("pipe:[17]"))
+    with pytest.raises(RuntimeError, match="See root cause above") as raised:
+        start(1)
+    assert type(raised.value) is RuntimeError
