@@ -35,6 +35,8 @@ MAX_PREDICTION_ERROR: Final = 0.5
 
 DECODE_PREEMPTIONS: Final = "ray_vllm_num_preemptions_total"
 """vLLM's own, labelled `ReplicaId` where ours are labelled `replica`. It counts no stream that leaves."""
+_OF_ALL_MONITORS: Final = "max by (model, ray_io_cluster)"
+"""One that is replaced has the series of another process, and nobody reports to that of old code any more."""
 _OF_DECODE: Final = f'label_replace({select(KV_USAGE, role="decode")}, "ReplicaId", "$1", "replica", "(.*)")'
 _TAKEN: Final = rate(STREAMS_PREEMPTED, "5m", "replica", by="~swap|reprefill|recompute")
 _TAKEN_UNDER_PRESSURE: Final = (
@@ -89,9 +91,9 @@ def cause_alerts() -> RuleGroup:
             ),
             Alert(
                 "SlackServePrefillLost",
-                f"{select(SUBSCRIBERS, role='prefill')} == 0\n"
                 # Of one cluster: while a RayService is upgraded, the new one's are not there yet.
-                f"and on (model, ray_io_cluster) {select(SUBSCRIBERS, role='decode')} > 0",
+                f"{_OF_ALL_MONITORS} ({select(SUBSCRIBERS, role='prefill')}) == 0\n"
+                f"and {_OF_ALL_MONITORS} ({select(SUBSCRIBERS, role='decode')}) > 0",
                 Severity.TICKET,
                 "No prefill replica of {{ $labels.model }} reports; decode computes the prompts, if it may.",
                 for_="2m",
@@ -182,11 +184,9 @@ def _lost(name: str, role: str, summary: str) -> Alert:
     In a deployment that comes up there is nobody yet, for as long as a model takes to load.
     """
     reporting = select(SUBSCRIBERS, role=role)
-    # Of all monitors: one that is replaced has the series of another process.
-    of_each = "max by (model, ray_io_cluster)"
     return Alert(
         name,
-        f"{of_each} ({reporting}) == 0\nand {of_each} (max_over_time({reporting}[1d])) > 0",
+        f"{_OF_ALL_MONITORS} ({reporting}) == 0\nand {_OF_ALL_MONITORS} (max_over_time({reporting}[1d])) > 0",
         Severity.PAGE,
         summary,
         for_="2m",

@@ -100,6 +100,21 @@ def test_a_cluster_that_comes_up_beside_another_has_not_lost_its_prefill(tmp_pat
     check(tmp_path, "1m", reporting(), "SlackServePrefillLost", {58: 1})
 
 
+@needs_promtool
+@pytest.mark.parametrize(("prefill", "decode", "alerts"), [(1, 1, 0), (0, 1, 1), (0, 0, 0)])
+def test_a_monitor_that_nobody_reports_to_any_more_does_not_say_that_prefill_is_lost(
+    prefill, decode, alerts, tmp_path
+):
+    """As after an upgrade: that of the old code is on another node for some minutes."""
+    series = {
+        **subscribers("prefill", "1+0x9 0+0x49", instance="old"),
+        **subscribers("decode", "1+0x9 0+0x49", instance="old"),
+        **subscribers("prefill", f"{prefill}+0x59", instance="new"),
+        **subscribers("decode", f"{decode}+0x59", instance="new"),
+    }
+    check(tmp_path, "1m", series, "SlackServePrefillLost", {15: alerts, 58: alerts})
+
+
 LOST = {"SlackServeDecodeLost": "decode", "SlackServeIngressLost": "ingress"}
 
 
