@@ -104,6 +104,7 @@ def bench(  # noqa: PLR0913 - each is an option of the command
         timeout_s=timeout,
         cacert=cacert,
     )
+    plan.extent.check(max_rate if search else rate)
     check_file("--json", json_file, BenchError)
     console = Console(soft_wrap=True)
     if search:

@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Final
 
 from deployments.bench import BenchError
 from simulator.workload.arrivals import Arrival, Workload, assign_tiers
 from slo.tiers import Tier
+
+_MOST_REQUESTS: Final = 10_000_000
+"""Of one run: all of them are drawn before the first is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +60,26 @@ class Extent:
     duration_s: float = 60.0
     rate_option: str = "--rate"
 
+    def check(self, rate_rps: float) -> None:
+        """Make sure that a run at this rate has not too many requests.
+
+        Raises:
+            BenchError: when it has.
+        """
+        count = rate_rps * self.duration_s if self.requests is None else self.requests
+        if count > _MOST_REQUESTS:
+            raise BenchError(
+                f"{count:.3g} requests are more than {_MOST_REQUESTS:,}; give a lower "
+                "rate, or a shorter --duration or fewer --requests"
+            )
+
     def of(self, workload: Workload, rate_rps: float, seed: int) -> list[Arrival]:
         """The workload's first arrivals.
 
         Raises:
-            BenchError: when nothing arrives in that time.
+            BenchError: when nothing arrives in that time, or too much.
         """
+        self.check(rate_rps)
         if self.requests is not None:
             return workload.stream(rate_rps, self.requests, seed)
         count = ceil(rate_rps * self.duration_s) + 1

@@ -160,6 +160,8 @@ def test_a_search_whose_lowest_rate_is_too_high_says_so(bench):
             "no request arrives within 0.1 s at 0.001 requests/s; give a longer --duration, a higher --rate",
         ),
         (("--search", "--duration", "0.1"), "a higher --min-rate"),
+        (("--search", "--max-rate", "1e12"), "more than 10,000,000"),
+        (("--rate", "1e12", "--duration", "10"), "1e+13 requests are more than 10,000,000"),
         (("--rate", "inf"), "Invalid value for '--rate': inf is no finite number"),
         (("--duration", "inf"), "inf is no finite number"),
         (("--scale", "inf"), "inf is no finite number"),

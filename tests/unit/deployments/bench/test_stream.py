@@ -1,5 +1,7 @@
 """What a load test offers: workload files, presets, lengths, extents, prompts."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from deployments.bench import BenchError
@@ -153,6 +155,24 @@ def test_a_duration_takes_what_arrives_in_it(duration_s):
 def test_a_duration_in_which_nothing_arrives_is_refused():
     with pytest.raises(BenchError, match=r"no request arrives within 0\.1 s"):
         stream(load_workload("embedded").mix(None), 1e-6, Extent(duration_s=0.1), Shape(), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("rate_rps", "extent"), [(1e12, Extent(duration_s=10.0)), (1.0, Extent(requests=10_000_001))]
+)
+def test_more_requests_than_this_machine_can_hold_are_refused_before_any_is_drawn(rate_rps, extent):
+    workload = SimpleNamespace(stream=lambda *_: pytest.fail("requests are drawn"))
+    with pytest.raises(BenchError, match="more than 10,000,000; give a lower rate, or a"):
+        extent.of(workload, rate_rps, seed=0)
+
+
+def test_the_most_requests_are_offered():
+    drawn = []
+    workload = SimpleNamespace(
+        stream=lambda rate_rps, count, seed: drawn.append(count) or [arrival(at_s=9.9)]
+    )
+    Extent(requests=10_000_000).of(workload, 1.0, seed=0)
+    assert drawn == [10_000_000]
 
 
 def test_tiers_can_be_drawn_whatever_the_kind():
