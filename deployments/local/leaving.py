@@ -58,7 +58,7 @@ def leave(within_s: float, node_id: str | None = None) -> list[str]:
         The replicas, and the proxy, that it still has after `within_s`; they end with it.
 
     Raises:
-        LeaveError: when there is no cluster, it refuses, or its head stays away.
+        LeaveError: when there is no cluster, it refuses or has no dashboard, or its head stays away.
     """
     ends_s = time.monotonic() + within_s
     _once_the_head_is_there(_connect, ends_s)
@@ -93,7 +93,7 @@ def _once_the_head_is_there(work: Callable[[], T], ends_s: float) -> T:
 
 def _connect() -> None:
     try:
-        ray.init("auto", log_to_driver=False, logging_level=logging.ERROR)
+        cluster = ray.init("auto", log_to_driver=False, logging_level=logging.ERROR)
     except _AWAY as error:
         ray.shutdown()
         # Without an address there is nothing that could come back.
@@ -101,6 +101,11 @@ def _connect() -> None:
         raise (_HeadAwayError if is_known else LeaveError)(
             f"there is no Ray cluster to leave: {error}"
         ) from None
+    if cluster.dashboard_url == "":  # None is one that has not started yet
+        raise LeaveError(
+            f"the Ray cluster at {ray.get_runtime_context().gcs_address} has no dashboard, which says what a "
+            "node has; `slackserve serve`, which is one node, finishes what it serves at SIGTERM"
+        )
 
 
 def _drain(node: str, within_s: int) -> None:

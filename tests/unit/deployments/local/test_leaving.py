@@ -22,7 +22,7 @@ OTHERS = [actor("slo-monitor", "SloMonitor"), actor(None, "ServeController")]
 @pytest.fixture
 def cluster(monkeypatch):
     """A cluster whose node has at each look the actors of the next list in `looks`; the last stays."""
-    cluster = SimpleNamespace(looks=[[]], drained=[], codes=[], away=[])
+    cluster = SimpleNamespace(looks=[[]], drained=[], codes=[], away=[], dashboard="127.0.0.1:8265")
 
     def list_actors(filters, limit):
         assert ("node_id", "=", NODE) in filters
@@ -39,6 +39,7 @@ def cluster(monkeypatch):
     def init(*_, **__):
         if cluster.away:
             raise cluster.away.pop(0)
+        return SimpleNamespace(dashboard_url=cluster.dashboard)
 
     context = SimpleNamespace(gcs_address="127.0.0.1:6379", get_node_id=lambda: NODE)
     ray = SimpleNamespace(init=init, shutdown=lambda: None, get_runtime_context=lambda: context)
@@ -97,3 +98,18 @@ def test_where_no_ray_runs_nobody_waits_for_it(cluster, monkeypatch):
     with pytest.raises(leaving.LeaveError, match="no Ray cluster to leave"):
         leaving.leave(60.0)
     assert len(cluster.away) == 1
+
+
+def test_a_cluster_without_a_dashboard_is_told_at_once_and_no_other_is_asked(cluster):
+    """As that of `slackserve serve`; Ray's GCS names the usual port for it, where another's may listen."""
+    cluster.dashboard = ""
+    cluster.looks = [AssertionError("asked")]
+    with pytest.raises(leaving.LeaveError, match="has no dashboard, which says what a node has"):
+        leaving.leave(60.0)
+    assert cluster.drained == []
+
+
+def test_a_dashboard_that_a_new_head_has_not_started_yet_is_waited_for(cluster):
+    cluster.dashboard = None
+    cluster.looks = [[REPLICA, PROXY], OTHERS]
+    assert leaving.leave(60.0) == []
