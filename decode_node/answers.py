@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ray.serve.llm.openai_api_models import ErrorResponse
 
+from slo.model_digest import UNTOLD, ModelDigest
+
 if TYPE_CHECKING:
     from sampling.carried import CacheUse
 
@@ -43,6 +45,7 @@ class Piece(NamedTuple):
         end: Why the answer ends with these tokens; None when it does not.
         bound: Why no other replica can go on after this piece; None when one can.
         cache: With the first tokens, what the prompt's first prefill had to do with the prefix cache.
+        digest: With the first tokens, that of the model which has generated them.
     """
 
     text: str
@@ -50,6 +53,7 @@ class Piece(NamedTuple):
     end: End | None = None
     bound: str | None = None
     cache: CacheUse | None = None
+    digest: ModelDigest = UNTOLD
 
 
 def is_done(text: str) -> bool:

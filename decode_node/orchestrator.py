@@ -43,6 +43,7 @@ from decode_node.requests.underway import Call, RefusedError, Underway
 from sampling.carried import CARRIED_XARG, Adapter, Carried, draws_of
 from slo.decode.drop import may_be_dropped
 from slo.errors import EvictionReason, RejectionReason
+from slo.model_digest import UNTOLD, ModelDigest
 from slo.replacement import ReplacementOutcome
 from slo.reports import AwaitedKv
 from slo.request import (
@@ -105,6 +106,7 @@ class Orchestrator:
         instruments: Where first tokens that are sampled again are counted.
         leaves: Whether the prefill tier computes the KV of streams again that lose it here.
         droppable: Tiers whose streams the engine may end for lack of memory.
+        digest: Of the model that is served here.
     """
 
     layer: OpenAILayer
@@ -114,6 +116,7 @@ class Orchestrator:
     instruments: Instruments
     leaves: bool = False
     droppable: frozenset[Tier] = frozenset()
+    digest: ModelDigest = UNTOLD
     _runs: dict[JobId, Underway] = field(default_factory=dict)
     _here: dict[JobId, OnlyHere] = field(default_factory=dict)
     _expected: dict[JobId, AwaitedKv] = field(default_factory=dict)
@@ -221,7 +224,7 @@ class Orchestrator:
         if (brought := xargs.get(CARRIED_XARG)) is not None:
             run.carried = msgspec.convert(brought, Carried)
             run.progress.known, run.progress.cache = len(run.carried.token_ids), run.carried.cache
-        run.progress.bound = self.layer.why_bound(call)
+        run.progress.bound, run.progress.digest = self.layer.why_bound(call), self.digest
         job_id = context.job_id
         self._runs[job_id] = run
         self._expected.pop(job_id, None)

@@ -7,7 +7,7 @@ Owns how a prefill is asked for and how it is cancelled. What follows from its f
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ray.exceptions import TaskCancelledError
 from ray.serve.llm.openai_api_models import ErrorResponse
@@ -16,6 +16,7 @@ from decode_node.answers import SERVER_ERRORS
 from decode_node.prefill_health import PrefillFailedError
 from decode_node.tier_calls import REPLICA_ERRORS, TierCalls
 from sampling.carried import Prefilled, PrefillRequest
+from slo.model_digest import OTHER_MODEL
 from slo.replacement import FailureCause
 from slo.request import CONTEXT_HEADER, ENGINE_DIED, RequestContext
 from telemetry import logs
@@ -24,6 +25,10 @@ from telemetry.tracing import carrying
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
+
+
+_CAUSES: Final = {ENGINE_DIED: FailureCause.ENGINE_DIED, OTHER_MODEL: FailureCause.OTHER_MODEL}
+"""Errors of a prefill replica that another one may not have, by their type."""
 
 
 class PrefillTier(TierCalls):
@@ -44,7 +49,8 @@ class PrefillTier(TierCalls):
             Where the KV blocks are, or what is wrong with the request.
 
         Raises:
-            PrefillFailedError: when the replica or its engine ends first, or fails with an error of its own.
+            PrefillFailedError: when the replica or its engine ends first, fails with an error of its own, or
+                serves another model.
         """
         headers = carrying(info.headers, context.traceparent)
         headers[CONTEXT_HEADER] = context.for_prefill().encode()
@@ -63,8 +69,8 @@ class PrefillTier(TierCalls):
             raise PrefillFailedError(FailureCause.REQUEST_FAILED, placed, repr(error)[:200]) from error
         if isinstance(prefilled, ErrorResponse):
             refusal = prefilled.error
-            if refusal.type == ENGINE_DIED:
-                raise PrefillFailedError(FailureCause.ENGINE_DIED, refusal.param or placed)
+            if (cause := _CAUSES.get(refusal.type)) is not None:
+                raise PrefillFailedError(cause, refusal.param or placed)
             if refusal.code >= SERVER_ERRORS:
                 raise PrefillFailedError(FailureCause.REQUEST_FAILED, placed, refusal.message)
         return prefilled

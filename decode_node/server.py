@@ -41,6 +41,7 @@ from kv_transfer.engine_processes import unlink_shared_memory
 from kv_transfer.engine_watchdog import EngineWatchdog
 from kv_transfer.places import Places
 from slo.liveness import HUNG_AFTER_S
+from slo.model_digest import OTHER_MODEL, UNTOLD, ModelDigest, is_same_model
 from slo.monitor.messages import DecodeSeen, Role
 from slo.predict.handoff import HandoffSample
 from slo.protocol import OTHER_PROTOCOL, OtherProtocolError
@@ -98,6 +99,7 @@ class DecodeNodeConfig:
         droppable: Tiers whose streams may be ended for lack of memory.
         hung_after_s: Seconds without progress before which its engine does not count as hung.
         prefill_ranks: Tensor parallel size of the prefill replicas.
+        digest: Of the model that it serves.
     """
 
     prefill_replicas: int
@@ -117,6 +119,7 @@ class DecodeNodeConfig:
     droppable: frozenset[Tier] = frozenset()
     hung_after_s: float = HUNG_AFTER_S
     prefill_ranks: int = 1
+    digest: ModelDigest = UNTOLD
 
 
 class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types for it
@@ -180,6 +183,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             self._instruments,
             node.leaves,
             node.droppable,
+            node.digest,
         )
         client = self.engine._engine_client  # noqa: SLF001 - no public way in
         # Ray 2.60 looks for vLLM's service under the name that it had before 0.29.
@@ -282,6 +286,9 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         if context is None:
             msg = "a decode replica serves requests from its own ingress only; they carry a context"
             raise RuntimeError(msg)
+        if not is_same_model(context.digest, self._orchestrator.digest):
+            yield error_response(503, OTHER_MODEL, "the answer was begun by another model of that name")
+            return
         arrived = Arrived(request, info, context, arrived_s, is_chat)
         try:
             async with aclosing(self._counted(arrived)) as pieces:
@@ -344,6 +351,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             load=tap.load if tap.load is None or self._ongoing else replace(tap.load, streams={}),
             awaited=self._orchestrator.awaited(),
             caches_prefixes=tap.caches_prefixes,
+            digest=self._orchestrator.digest,
         )
 
 

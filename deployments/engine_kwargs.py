@@ -251,6 +251,13 @@ def of_the_model(config: SlackServeConfig) -> dict[str, Any]:
     return _of_both(config, _OF_THE_MODEL)
 
 
+def alike_in_both(config: SlackServeConfig) -> dict[str, Any]:
+    """What is configured of all arguments in which two tiers, or two replicas of one, must not differ."""
+    alike = _of_both(config, _OF_SAMPLING + _OF_THE_MODEL)
+    is_made_up = config.prefill.engine_kwargs.get("load_format") == _MADE_UP
+    return {**alike, "load_format": _MADE_UP} if is_made_up else alike
+
+
 def _of_both(config: SlackServeConfig, keys: tuple[str, ...]) -> dict[str, Any]:
     """What either tier is given of arguments that hold for both."""
     given = config.prefill.engine_kwargs | config.decode.engine_kwargs

@@ -24,12 +24,14 @@ from deployments.engine_kwargs import engine_kwargs, stock_prefill
 from deployments.local.cpu_plan import CorePlan
 from deployments.local.engine_start import cpu_environment
 from deployments.local.launcher import DECODE_PREFIX, PREFILL_PREFIX
+from deployments.models.digest import model_digest
 from deployments.models.found import FoundModel
 from kv_transfer.connector import KVRole
 from kv_transfer.shared_gpu import GPU_PER_WORKER
 from prefill_node.engine_setup import EngineSetup, shares_of
 from prefill_node.replica.server import PrefillNodeConfig, PrefillServer
 from router.serve.replica_pinning import PinnedDecode, PinnedPrefill
+from slo.model_digest import ModelDigest
 from slo.predict.measured_on import UNKNOWN
 from slo.replacement import ReplacementRules
 from telemetry.reporting.monitor_client import running_code
@@ -43,25 +45,26 @@ _IMAGE_PIXELS: Final = "VLLM_MAX_IMAGE_PIXELS"
 
 def replicas(model: FoundModel, cores: CorePlan, router: DeploymentHandle) -> serve.Application:
     """Both tiers of replicas of a model; the decode tier, which calls the other."""
+    digest = model_digest(model.resolved.source, model.config)
     prefill = build_llm_deployment(
         _llm_config(model, KVRole.PREFILL),
         name_prefix=PREFILL_PREFIX,
         deployment_cls=PrefillServer,
-        bind_kwargs={"node": _prefill_node(model, cores), "router": router},
+        bind_kwargs={"node": _prefill_node(model, cores, digest), "router": router},
     )
     return build_llm_deployment(
         _llm_config(model, KVRole.DECODE),
         name_prefix=DECODE_PREFIX,
         deployment_cls=DecodeServer,
         bind_kwargs={
-            "node": _decode_node(model.config, cores),
+            "node": _decode_node(model.config, cores, digest),
             "router": router,
             "prefill_server": prefill,
         },
     )
 
 
-def _prefill_node(model: FoundModel, cores: CorePlan) -> PrefillNodeConfig:
+def _prefill_node(model: FoundModel, cores: CorePlan, digest: ModelDigest) -> PrefillNodeConfig:
     config, profile = model.config, model.profile
     predictor = None if profile is None else profile.predictor
     handoff_s = config.handoff_s()
@@ -103,10 +106,11 @@ def _prefill_node(model: FoundModel, cores: CorePlan) -> PrefillNodeConfig:
         is_monitored=config.monitor.enabled,
         tracing=config.tracing.options(),
         hung_after_s=config.prefill.hung_after(config.accelerator),
+        digest=digest,
     )
 
 
-def _decode_node(config: SlackServeConfig, cores: CorePlan) -> DecodeNodeConfig:
+def _decode_node(config: SlackServeConfig, cores: CorePlan, digest: ModelDigest) -> DecodeNodeConfig:
     tiers = config.tiers.tier_set()
     sheddable = [tier for tier, policy in tiers.items() if policy.sheddable]
     return DecodeNodeConfig(
@@ -127,6 +131,7 @@ def _decode_node(config: SlackServeConfig, cores: CorePlan) -> DecodeNodeConfig:
         droppable=config.pressure.droppable(tiers),
         hung_after_s=config.decode.hung_after(config.accelerator),
         prefill_ranks=config.prefill.tensor_parallel_size,
+        digest=digest,
     )
 
 

@@ -17,6 +17,7 @@ from typing import Final
 from router.admission import Gate
 from router.attempts import Attempts
 from router.fleet.decode_replica import DecodeView, KvLink, Newcomer, choose_decode
+from router.fleet.one_model import of_model, with_partner
 from router.fleet.pace_model import PaceModel
 from router.fleet.prefill_replica import PlacedJob, PrefillView
 from router.fleet.view import FleetView, RouterLimits
@@ -166,15 +167,16 @@ class RouterCore:
         """
         if request.is_admitted:
             self._promises.forget(request.job_id)
-        replicas = self._prefill_for(request, now_s)
+        prefill = self._prefill_for(request, now_s)
         newcomer = self._newcomer(request)
+        decode = self._choose_decode(request, newcomer, now_s, prefill)
+        replicas = prefill if decode is None else of_model(prefill, decode.digest)
         is_local = request.only_decode or not replicas
-        decode = self._choose_decode(request, newcomer, now_s, is_local=is_local)
         if decode is None or not (replicas or request.only_decode or self._may_do_without(now_s)):
             return self._nowhere(request, now_s, lacks_prefill=not replicas)
         cached = self.view.cached_tokens(request, newcomer.tokens)
         inquiry = Inquiry(request, newcomer, cached, replicas, decode, now_s)
-        rejected, memory_s = self._gate_refusal(inquiry), 0.0
+        rejected, memory_s = self._gate_refusal(inquiry, prefill), 0.0
         if rejected is None:
             memory_s = self._memory_s(inquiry)
             rejected = self._decode_full(inquiry, memory_s)
@@ -219,8 +221,9 @@ class RouterCore:
     def _prefill_for(self, request: PlacementRequested, now_s: float) -> list[PrefillView]:
         """The replicas that may prefill a request: those that it avoids only where there are no others."""
         failed, avoided = request.failed_replicas, request.avoided_replicas
-        replicas = self.view.usable_prefill(now_s, (*failed, *avoided))
-        return replicas or (self.view.usable_prefill(now_s, failed) if avoided else [])
+        digest = self.view.digest_of(request.decode_replica)
+        replicas = of_model(self.view.usable_prefill(now_s, (*failed, *avoided)), digest)
+        return replicas or (of_model(self.view.usable_prefill(now_s, failed), digest) if avoided else [])
 
     def _newcomer(self, request: PlacementRequested) -> Newcomer:
         tier, tokens = request.objective.tier, self.view.tokens(request)
@@ -237,18 +240,19 @@ class RouterCore:
         )
 
     def _choose_decode(
-        self, request: PlacementRequested, newcomer: Newcomer, now_s: float, *, is_local: bool
+        self, request: PlacementRequested, newcomer: Newcomer, now_s: float, prefill: list[PrefillView]
     ) -> DecodeView | None:
         """Where a request decodes; None when there is no replica.
 
-        `is_local` says that decode computes its prompts, too.
+        One whose prompts a `prefill` replica can compute, if there is one; else decode computes them, too.
         """
         if (decode_replica := request.decode_replica) is not None:
             return self.view.decode.get(decode_replica) or DecodeView(decode_replica)
-        usable = self.view.usable_decode(now_s, request.failed_replicas)
-        if is_local:  # one that takes it, if there is one
-            usable = [one for one in usable if self._prompts_excess(request, one) <= 0] or usable
-        return choose_decode(usable, newcomer, self._promises.pace_s(request), self._link)
+        usable = of_model(self.view.usable_decode(now_s, request.failed_replicas), request.digest)
+        served = [] if request.only_decode else with_partner(usable, prefill)
+        if not served:  # one that takes it, if there is one
+            served = [one for one in usable if self._prompts_excess(request, one) <= 0]
+        return choose_decode(served or usable, newcomer, self._promises.pace_s(request), self._link)
 
     def _nowhere(self, request: PlacementRequested, now_s: float, *, lacks_prefill: bool) -> Rejected:
         """The refusal of a request for which there is no replica, or none was heard of yet."""
@@ -262,15 +266,18 @@ class RouterCore:
         """Whether decode may compute prompts for want of a prefill replica."""
         return self._limits.local_prefill and self.is_settled(now_s)
 
-    def _gate_refusal(self, inquiry: Inquiry) -> Rejected | None:
-        """Why a request is not admitted; None when it is, or was before."""
-        request = inquiry.request
+    def _gate_refusal(self, inquiry: Inquiry, prefill: list[PrefillView]) -> Rejected | None:
+        """Why a request is not admitted; None when it is, or was before.
+
+        Where it can have only some of the `prefill` replicas, others are admitted for the rest.
+        """
+        request, replicas, now_s = inquiry.request, inquiry.prefill, inquiry.now_s
         if request.is_admitted:
             return None
+        if 0 < len(replicas) < len(prefill):
+            replicas = self.view.prefill_with_decode(now_s)
         tokens, answer_tokens = inquiry.tokens, self._promises.answer_tokens(request)
-        return self._gate.refusal(
-            request, tokens, inquiry.prefill, inquiry.now_s, inquiry.max_cached, answer_tokens
-        )
+        return self._gate.refusal(request, tokens, replicas, now_s, inquiry.max_cached, answer_tokens)
 
     def _memory_s(self, inquiry: Inquiry) -> float:
         """Seconds until decode has memory for a request; 0 where nothing of it depends on that.

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from slo.admission.tenant_limits import KeyLimit, TenantLimit, Usage
 from slo.admission.tenants import ANONYMOUS
 from slo.errors import Rejected
+from slo.model_digest import UNTOLD, ModelDigest
 from slo.objectives import Objective
 from slo.protocol import Message
 from slo.replacement import FailureCause, ReplacementRequested
@@ -47,6 +48,7 @@ class PlacementRequested(Message):
         avoided_replicas: Prefill replicas that it is placed on only if there is no other.
         answered_tokens: Tokens of its answer that are prefilled with its prompt, as it goes on after a loss.
         explicit_e2e: Whether the client itself named the budget for the whole answer.
+        digest: Of the model that has generated what is delivered of its answer; only that goes on with it.
     """
 
     job_id: JobId
@@ -75,6 +77,7 @@ class PlacementRequested(Message):
     avoided_replicas: tuple[ReplicaId, ...] = ()
     answered_tokens: int = 0
     explicit_e2e: bool = False
+    digest: ModelDigest = UNTOLD
 
     @property
     def party(self) -> Party:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+from slo.model_digest import UNTOLD, ModelDigest
 from slo.protocol import Message
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class PrefillRequest(Message):
         cache_salt: Separates its prefixes from others' in the cache.
         adapter: The LoRA adapter that answers; None for the model itself.
         draws: How decode, which goes on, draws with a seed (`draws_of`).
+        digest: Of the model that goes on from its KV cache.
     """
 
     token_ids: list[int]
@@ -128,6 +130,7 @@ class PrefillRequest(Message):
     cache_salt: str | None = None
     adapter: Adapter | None = None
     draws: str = ""
+    digest: ModelDigest = UNTOLD
 
     def sampled_by(self, draws: str) -> SamplingParams | None:
         """`params`, where an engine that draws so does as the one that goes on; else None."""

@@ -30,13 +30,20 @@ class FailureCause(enum.StrEnum):
     """Serve knows of no prefill replica that runs."""
     REQUEST_FAILED = "request_failed"
     """The replica answered with an error of its own, and goes on serving."""
+    OTHER_MODEL = "other_model"
+    """The replica serves another model of the same name, and goes on."""
     LEFT = "left"
     """Nothing has failed: decode had no memory for what it had pulled."""
 
     @property
     def is_replicas(self) -> bool:
         """Whether it says something of a replica that does not say that it serves, not of one job alone."""
-        return self not in {FailureCause.SILENT, FailureCause.REQUEST_FAILED, FailureCause.LEFT}
+        return self not in {
+            FailureCause.SILENT,
+            FailureCause.REQUEST_FAILED,
+            FailureCause.OTHER_MODEL,
+            FailureCause.LEFT,
+        }
 
 
 class ReplacementOutcome(enum.StrEnum):

@@ -14,6 +14,7 @@ from typing import TypeAlias, assert_never
 import msgspec
 
 from slo.decode.headroom import DecodeLoad
+from slo.model_digest import UNTOLD, ModelDigest
 from slo.monitor.messages import Role
 from slo.predict.prefill_time import PrefillPredictor
 from slo.protocol import Message
@@ -56,6 +57,7 @@ class PrefillReported(Message):
             report.
         draining: Whether it is being shut down: it finishes what it has and takes no more.
         caches_prefixes: Whether it keeps the KV cache of prompts for others that begin alike.
+        digest: Of the model that it serves.
     """
 
     replica_id: ReplicaId
@@ -71,6 +73,7 @@ class PrefillReported(Message):
     hits: tuple[tuple[JobId, int], ...] = ()
     draining: bool = False
     caches_prefixes: bool = True
+    digest: ModelDigest = UNTOLD
 
 
 class AwaitedKv(msgspec.Struct, frozen=True):
@@ -102,6 +105,7 @@ class DecodeReported(Message):
         awaited: Those of its requests that wait for a place, whose prefill waits or runs, or whose KV it has
             not got yet.
         caches_prefixes: Whether requests share the KV cache of prompts that begin alike.
+        digest: Of the model that it serves.
     """
 
     replica_id: ReplicaId
@@ -116,6 +120,7 @@ class DecodeReported(Message):
     load: DecodeLoad | None = None
     awaited: tuple[AwaitedKv, ...] = ()
     caches_prefixes: bool = True
+    digest: ModelDigest = UNTOLD
 
 
 class EngineEnd(enum.StrEnum):

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, NewType
 
 import msgspec
 
+from slo.model_digest import UNTOLD, ModelDigest
 from slo.protocol import PROTOCOL, check
 from slo.tiers import Tier
 
@@ -80,6 +81,7 @@ class RequestContext:
         local_prefill: Why the decode replica computes the prompt itself; empty when it does not.
         tpot_s: Objective for the time per output token; None for none.
         tenant_weight: The tenant's part of what it shares with others, relative to theirs.
+        digest: Of the model that has generated what is delivered of its answer; only that goes on with it.
     """
 
     job_id: JobId
@@ -99,6 +101,7 @@ class RequestContext:
     local_prefill: str = ""
     tpot_s: float | None = None
     tenant_weight: float = 1.0
+    digest: ModelDigest = UNTOLD
 
     @property
     def attempt_id(self) -> JobId:

@@ -55,7 +55,7 @@ class Placing:
     async def again(self, run: Underway, failure: PrefillFailedError) -> ReplacementOutcome:
         """Ask for another place, and have the run's context name it."""
         replica = failure.replica
-        is_known = self.may_compute_here and self._has_failed_before(run, failure)
+        is_known = self.may_compute_here and self._is_no_request_to_blame(run, failure)
         if replica is not None:
             self._hold_against(run, replica, failure)
         context = replace(
@@ -65,7 +65,7 @@ class Placing:
         )
         outcome = self.rules.refusal(context, run.replacements)
         if outcome is ReplacementOutcome.LIMIT and is_known:
-            outcome = None  # that a dead replica fails once more says nothing of the request
+            outcome = None
         if outcome is None:
             asked = ReplacementRequested(
                 job_id=context.job_id,
@@ -82,7 +82,7 @@ class Placing:
             started_s = time.monotonic()
             outcome, context = _by(await self._ask_router(asked), context, failure.cause)
             if outcome is ReplacementOutcome.SERVE and is_known:
-                outcome = ReplacementOutcome.NO_REPLICA  # Serve knows of no other one
+                outcome = ReplacementOutcome.NO_REPLICA  # Serve chooses such a one again
             if outcome is ReplacementOutcome.NO_REPLICA and self.may_compute_here:
                 outcome = ReplacementOutcome.LOCAL
             is_local = outcome is ReplacementOutcome.LOCAL
@@ -106,8 +106,13 @@ class Placing:
         return outcome
 
     @staticmethod
-    def _has_failed_before(run: Underway, failure: PrefillFailedError) -> bool:
-        """Whether it came to a replica that had failed it before, as where no router answers in time."""
+    def _is_no_request_to_blame(run: Underway, failure: PrefillFailedError) -> bool:
+        """Whether it came to a replica of another model, or to a dead one that had failed it before.
+
+        So it does where no router answers in time, and that says nothing of the request.
+        """
+        if failure.cause is FailureCause.OTHER_MODEL:
+            return True
         is_replicas = failure.cause.is_replicas and not failure.is_up
         return is_replicas and failure.replica in run.failed_replicas
 

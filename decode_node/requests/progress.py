@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from decode_node.answers import End, Piece, has_choice, is_role
+from slo.model_digest import UNTOLD, ModelDigest
 
 if TYPE_CHECKING:
     from sampling.carried import CacheUse
@@ -24,11 +25,13 @@ class Progress:
         known: So many tokens the client has got already, from another replica; their events are not sent.
         bound: Why no other replica can go on after this one; None when one can.
         cache: What the prompt's first prefill had to do with the prefix cache; None before that.
+        digest: Of the model that generates it.
     """
 
     known: int = 0
     bound: str | None = None
     cache: CacheUse | None = None
+    digest: ModelDigest = UNTOLD
     _taken: int = 0
     _untold: list[int] = field(default_factory=list)
     _end: End | None = None
@@ -51,5 +54,6 @@ class Progress:
         if is_role(text):
             return Piece(text)
         told, self._untold = self._untold, []
-        cache, self._has_told = None if self._has_told else self.cache, True
-        return Piece(text, told, self._end, self.bound, cache)
+        cache, digest = (None, UNTOLD) if self._has_told else (self.cache, self.digest)
+        self._has_told = True
+        return Piece(text, told, self._end, self.bound, cache, digest)

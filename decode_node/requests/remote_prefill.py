@@ -97,4 +97,4 @@ def _prefill_of(
     if run.carried is not None:
         token_ids = [*token_ids, *run.carried.token_ids[:-1]]
     how = first_token(params) if samples else nothing_but_kv()
-    return PrefillRequest(token_ids, how, prompt.get("cache_salt"), run.adapter, draws)
+    return PrefillRequest(token_ids, how, prompt.get("cache_salt"), run.adapter, draws, run.progress.digest)

@@ -300,7 +300,10 @@ def request_failed(message: str) -> HTTPError:
 def decode_failed(why: str) -> HTTPError:
     """503 for an answer whose replica has failed and that does not go on elsewhere; `why` says why not."""
     if why == RejectionReason.NO_REPLICA:
-        message = "the replica that generated the answer failed, and no other is running; try again later"
+        message = (
+            "the replica that generated the answer failed, and no other that can go on with it is running; "
+            "try again later"
+        )
         return HTTPError(503, message, kind="service_unavailable", code=why, headers={"retry-after": "10"})
     message = (
         f"the replica that generated the answer failed, and no other can go on with it ({why}); try again"

@@ -27,6 +27,7 @@ from prefill_node.replica.job_spans import JobSpans
 from prefill_node.replica.preemption_controller import Watch
 from prefill_node.replica.report import ReportBuilder
 from sampling.carried import Adapter, CacheUse, Prefilled, PrefillRequest, draws_of, nothing_but_kv
+from slo.model_digest import OTHER_MODEL, is_same_model
 from slo.queue.slack import NO_DEADLINE
 from slo.request import (
     ARRIVED_XARG,
@@ -106,6 +107,9 @@ class JobTable:
     ) -> AsyncGenerator[Prefilled | ErrorResponse, None]:
         """Compute one prompt and sample a token; the only piece says where the KV blocks wait, or why not."""
         context = RequestContext.decode(info.headers[CONTEXT_HEADER])
+        if not is_same_model(request.digest, self._report.digest):
+            yield self._failed(OTHER_MODEL, "the prefill replica serves another model of that name")
+            return
         attempt_id, tokens, arrived_s = context.attempt_id, len(request.token_ids), time.monotonic()
         deadline_s = NO_DEADLINE if context.ttft_budget_s is None else arrived_s + context.ttft_budget_s
         job = Accepted(attempt_id, context.tier, tokens, deadline_s, arrived_s, context.cached_tokens)
@@ -186,19 +190,20 @@ class JobTable:
         """
         if self._report.is_dead:
             work.exception()  # it says the same; seen, so that nobody complains that it was not
-            return self._engine_died("the engine of the prefill replica has died")
+            return self._failed(ENGINE_DIED, "the engine of the prefill replica has died")
         try:
             output = work.result()
         except (ValueError, VLLMClientError) as error:
             refused = self._engine._oai_serving_completion.create_error_response(error)  # noqa: SLF001
             return ErrorResponse(error=refused.error.model_dump())
         if output.outputs[0].finish_reason == "abort":  # nobody asked for that: the engine is being ended
-            return self._engine_died("the engine of the prefill replica is ending")
+            return self._failed(ENGINE_DIED, "the engine of the prefill replica is ending")
         token = output.outputs[0] if counts else None
         return Prefilled(token, output.kv_transfer_params, self._report.replica_id, CacheUse.of(output))
 
-    def _engine_died(self, message: str) -> ErrorResponse:
-        error = {"message": message, "type": ENGINE_DIED, "param": self._report.replica_id, "code": 503}
+    def _failed(self, kind: str, message: str) -> ErrorResponse:
+        """The answer to a job that another replica may compute; `kind` is its type."""
+        error = {"message": message, "type": kind, "param": self._report.replica_id, "code": 503}
         return ErrorResponse(error=error)
 
     async def _compute(self, request: PrefillRequest, params: SamplingParams, info: Any) -> RequestOutput:

@@ -9,6 +9,7 @@ from prefill_node.board.events import Started
 from prefill_node.replica.governing.governor import Governor
 from prefill_node.replica.governing.snapshot import load
 from prefill_node.replica.preemption_controller import Watch
+from slo.model_digest import UNTOLD, ModelDigest
 from slo.monitor.messages import Role
 from slo.reports import EngineEnd, PrefillReported, ReplicaGone, Report
 from slo.request import JobId, ReplicaId, job_of
@@ -29,6 +30,9 @@ class ReportBuilder:
     """Builds the reports of one replica; news stays in them until one was `delivered`.
 
     `instruments` must have `PREFILL_OUTSTANDING`: a gauge that is not set with every report is forgotten.
+
+    Attributes:
+        digest: Of the model that the replica serves.
     """
 
     def __init__(
@@ -38,12 +42,14 @@ class ReportBuilder:
         governor: Governor,
         tap: EngineTap,
         instruments: Instruments,
+        digest: ModelDigest = UNTOLD,
     ) -> None:
         self.replica_id = replica_id
         self._engine = engine
         self._governor = governor
         self._tap = tap
         self._instruments = instruments
+        self.digest = digest
         self._learned: list[tuple[str, int, int]] = []
         self._hits: list[tuple[JobId, int]] = []
         self._ended: list[JobId] = []
@@ -88,6 +94,7 @@ class ReportBuilder:
             kv_tokens=self._tap.kv_tokens,
             draining=is_draining(),
             caches_prefixes=self._tap.caches_prefixes,
+            digest=self.digest,
         )
 
     def delivered(self) -> None:

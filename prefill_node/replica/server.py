@@ -39,6 +39,7 @@ from prefill_node.replica.report import ReportBuilder
 from prefill_node.replica.warm_up import OtherSubjectError, Probe
 from sampling.carried import Prefilled, PrefillRequest
 from slo.liveness import HUNG_AFTER_S
+from slo.model_digest import UNTOLD, ModelDigest
 from slo.predict.measured_on import UNKNOWN, Measurable, Subject
 from slo.predict.pass_shape import PassShape
 from slo.predict.prefill_time import PrefillPredictor, fit
@@ -82,6 +83,7 @@ class PrefillNodeConfig:
         max_ongoing_requests: How many it has at once. Serve's own limit is out of the way: a replica that is
             full would not say that it is there, nor be told that a job is not wanted any more.
         hung_after_s: Seconds without progress before which its engine does not count as hung.
+        digest: Of the model that it serves.
     """
 
     predictor: PrefillPredictor | None
@@ -98,6 +100,7 @@ class PrefillNodeConfig:
     tracing: TracingOptions | None = None
     max_ongoing_requests: int = 4096
     hung_after_s: float = HUNG_AFTER_S
+    digest: ModelDigest = UNTOLD
 
 
 class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types for it
@@ -151,7 +154,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
             setup.fairness(),
         )
         self._reports = reports = ReportBuilder(
-            self._replica_id, self.engine, self._governor, self._tap, self._instruments
+            self._replica_id, self.engine, self._governor, self._tap, self._instruments, node.digest
         )
         monitored = Monitored(
             self._replica_id,

@@ -17,6 +17,7 @@ from router.fleet.sent_requests import SentRequests, Ticket
 from slo.decode.headroom import DecodeLoad
 from slo.decode.outlook import Outlook
 from slo.decode.predicted_peak import Holding, predicted_peak
+from slo.model_digest import UNTOLD, ModelDigest
 from slo.reports import AwaitedKv, DecodeReported
 from slo.request import JobId, Party, ReplicaId
 from slo.tiers import Tier
@@ -92,6 +93,7 @@ class DecodeView:
         load: What its streams hold and will hold; None when it does not say.
         load_since_s: When that was heard first.
         sent: Requests whose KV it is to get.
+        digest: Of the model that it serves.
     """
 
     replica_id: ReplicaId
@@ -110,6 +112,7 @@ class DecodeView:
     load_since_s: float = -math.inf
     sent: SentRequests = field(default_factory=SentRequests)
     pace: PaceModel = field(default_factory=PaceModel)
+    digest: ModelDigest = UNTOLD
     _peak_tokens: int = 0
     _outlooks: dict[int, Outlook] = field(default_factory=dict)
     """By rank, with those on their way."""
@@ -119,7 +122,7 @@ class DecodeView:
         self.kv_usage, self.running, self.kv_tokens = event.kv_usage, event.running, event.kv_tokens
         self.decoding = max(0, event.running - len(event.awaited))
         self.link_bytes_ps, self.draining = event.link_bytes_ps, event.draining
-        self.caches_prefixes = event.caches_prefixes
+        self.caches_prefixes, self.digest = event.caches_prefixes, event.digest
         self.local_prefills, self.local_prompt_s = Counter(event.local_prefills), event.local_prompt_s
         self.reported_at_s = now_s
         self.placed_since_report = 0

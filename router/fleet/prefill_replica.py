@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from router.fleet.queue_forecast import OutstandingWork
+from slo.model_digest import UNTOLD, ModelDigest
 from slo.predict.prefill_time import PrefillPredictor
 from slo.queue.prefill import Prefill
 from slo.request import JobId, ReplicaId
@@ -82,6 +83,7 @@ class PrefillView:
             late; None when it could not.
         draining: Whether it is being shut down; nothing is placed there any more.
         version: Grows with every change of its work.
+        digest: Of the model that it serves.
     """
 
     replica_id: ReplicaId
@@ -97,6 +99,7 @@ class PrefillView:
     draining: bool = False
     version: int = 0
     outstanding_tokens: int = 0
+    digest: ModelDigest = UNTOLD
     _queue: _Queue | None = None
 
     def add(self, job: PlacedJob) -> None:

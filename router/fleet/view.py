@@ -17,9 +17,11 @@ from typing import Final, TypeVar
 
 from router.fleet.decode_replica import DecodeView, Newcomer
 from router.fleet.held_prefixes import HeldPrefixes
+from router.fleet.one_model import with_partner
 from router.fleet.prefill_replica import PlacedJob, PrefillView
 from router.fleet.prefix_index import PrefixIndex
 from router.messages import PlacementRequested
+from slo.model_digest import UNTOLD, ModelDigest
 from slo.predict.prompt_length import PromptLengthEstimator
 from slo.queue.slack import NO_DEADLINE
 from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
@@ -127,6 +129,7 @@ class FleetView:
         replica.reported_at_s = now_s
         replica.kv_usage = event.kv_usage
         replica.draining = event.draining
+        replica.digest = event.digest
         self._hear_of_prefixes(replica, event)
         gone = set(event.ended)
         jobs = [_reported_job(job, replica.jobs.get(job.job_id), event, now_s) for job in event.jobs]
@@ -212,6 +215,15 @@ class FleetView:
     def usable_decode(self, now_s: float, failed: Collection[ReplicaId] = ()) -> list[DecodeView]:
         """Decode replicas that work can be given to, without those that failed it before."""
         return usable(self.decode.values(), now_s, self._limits, failed)
+
+    def prefill_with_decode(self, now_s: float) -> list[PrefillView]:
+        """Of the usable prefill replicas, those of models that usable decode replicas serve."""
+        return with_partner(self.usable_prefill(now_s), self.usable_decode(now_s))
+
+    def digest_of(self, decode_replica: ReplicaId | None) -> ModelDigest:
+        """Of the model that a decode replica serves."""
+        decode = None if decode_replica is None else self.decode.get(decode_replica)
+        return UNTOLD if decode is None else decode.digest
 
     def tokens(self, request: PlacementRequested) -> int:
         """Length of a request's prompts together, and of what is prefilled of its answer with them.

@@ -24,6 +24,7 @@ from deployments.http.continuing.stream_watch import DecodeFailedError, StreamWa
 from deployments.http.errors import HTTPError
 from deployments.http.placing.asked import Asked, at_place
 from slo.errors import Rejected
+from slo.model_digest import OTHER_MODEL
 from slo.replacement import FailureCause
 from slo.request import ATTEMPTS_PER_PLACE, ENGINE_DIED, RequestContext
 from telemetry import logs
@@ -36,7 +37,11 @@ if TYPE_CHECKING:
     from deployments.http.placing.placement_client import PlacementClient
 
 
-_CAUSES: Final = {ENGINE_DIED: FailureCause.ENGINE_DIED, REQUEST_FAILED: FailureCause.REQUEST_FAILED}
+_CAUSES: Final = {
+    ENGINE_DIED: FailureCause.ENGINE_DIED,
+    OTHER_MODEL: FailureCause.OTHER_MODEL,
+    REQUEST_FAILED: FailureCause.REQUEST_FAILED,
+}
 """Errors of a decode replica that another one may not have, by their type."""
 
 
@@ -126,6 +131,7 @@ class DecodeTier:
             is_admitted=True,
             however_late=True,
             answered_tokens=delivered.tokens,
+            digest=delivered.digest,
         )
         decision = None
         refusal = delivered.bound if delivered.has_begun else None
@@ -159,6 +165,7 @@ class DecodeTier:
             failed_replicas=failed,
             prompt_bytes=0,  # with the answer so far, the length of a text is another
             attempt=ATTEMPTS_PER_PLACE * (replacements + 1),
+            digest=delivered.digest,
         )
         return at_place(again_at, decision).after(elapsed_s)
 

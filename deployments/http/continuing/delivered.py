@@ -10,6 +10,7 @@ import msgspec
 
 from decode_node.answers import End, Piece, has_choice, is_done, is_role
 from sampling.carried import CARRIED_XARG, CacheUse, Carried
+from slo.model_digest import UNTOLD, ModelDigest
 
 if TYPE_CHECKING:
     from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
@@ -27,11 +28,13 @@ class Delivered:
         has_begun: Whether the client has got some of the answer itself.
         is_over: Whether it has got the last event.
         bound: Why no other replica can go on with what has begun; None when one can.
+        digest: Of the model that has generated what has begun.
     """
 
     has_begun: bool = False
     is_over: bool = False
     bound: str | None = None
+    digest: ModelDigest = UNTOLD
     _token_ids: list[int] = field(default_factory=list)
     _end: End | None = None
     _roles: set[str] = field(default_factory=set)
@@ -57,6 +60,7 @@ class Delivered:
             self._token_ids += piece.token_ids
             self._end, self.bound = piece.end, piece.bound
             self._cache = self._cache or piece.cache
+            self.digest = self.digest or piece.digest
         elif is_done(piece.text):
             self.is_over = True
         elif self._has_usage:

@@ -26,6 +26,7 @@ from decode_node.requests.remote_prefill import RemotePrefill
 from decode_node.requests.underway import Amount, Call
 from decode_node.spans import RequestSpans
 from sampling.carried import KV_PARAMS, CacheUse, Carried, Prefilled
+from slo.model_digest import UNTOLD
 from slo.replacement import FailureCause, ReplacementRules
 from slo.request import JobId, ReplicaId, RequestContext
 from slo.tiers import STANDARD
@@ -244,7 +245,9 @@ def context(**given):
     return RequestContext(JobId("job"), "request", **values)
 
 
-def orchestrator(steps, counts=None, limit=2, ask=None, local=None, leaves=False, *, droppable=()):
+def orchestrator(  # noqa: PLR0913 - as `serve`
+    steps, counts=None, limit=2, ask=None, local=None, leaves=False, *, droppable=(), digest=UNTOLD
+):
     async def nothing_wrong(_):
         return None
 
@@ -256,7 +259,7 @@ def orchestrator(steps, counts=None, limit=2, ask=None, local=None, leaves=False
     local, may_compute = local or LocalPrefills(1), local is not None
     decode = LocalDecode(steps, watch, counts, local, LocalPrefills(1), may_compute, steps.pulled)
     layer = OpenAILayer(D, steps)
-    served = Orchestrator(layer, prefill, decode, placing, counts, leaves, frozenset(droppable))
+    served = Orchestrator(layer, prefill, decode, placing, counts, leaves, frozenset(droppable), digest)
     served.stand_before(steps._engine_client)
     return served
 

@@ -1,15 +1,18 @@
 """What a decode replica makes of what a call to the prefill tier ends with."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import RequestCancelledError
+from ray.serve.llm.openai_api_models import ErrorResponse
 
 from decode_node.prefill_health import PrefillFailedError
 from decode_node.prefill_tier import PrefillTier
+from slo.model_digest import OTHER_MODEL
 from slo.replacement import FailureCause
-from slo.request import JobId, ReplicaId, RequestContext
+from slo.request import ENGINE_DIED, JobId, ReplicaId, RequestContext
 from slo.tiers import STANDARD
 from telemetry.reporting.background import Background
 
@@ -49,6 +52,21 @@ async def test_a_failed_prefill_may_be_placed_again(error, cause):
     with pytest.raises(PrefillFailedError) as failed:
         await failing(error)
     assert (failed.value.cause, failed.value.replica) == (cause, REPLICA)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"), [(OTHER_MODEL, FailureCause.OTHER_MODEL), (ENGINE_DIED, FailureCause.ENGINE_DIED)]
+)
+async def test_a_replica_that_cannot_compute_it_says_who_it_is(kind, cause):
+    """Where Serve has chosen it nobody knows."""
+
+    async def prefill(request, info):
+        yield ErrorResponse(error={"message": "no", "type": kind, "param": "b", "code": 503})
+
+    tier = PrefillTier(SimpleNamespace(prefill=SimpleNamespace(remote=prefill)), Background())
+    with pytest.raises(PrefillFailedError) as failed:
+        await tier.prefill(None, Info({}), replace(CONTEXT, prefill_replica=None))
+    assert (failed.value.cause, failed.value.replica) == (cause, "b")
 
 
 async def test_a_cancelled_prefill_has_not_failed():

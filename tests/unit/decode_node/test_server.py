@@ -17,6 +17,7 @@ from decode_node.requests.underway import Call, Underway
 from decode_node.server import DecodeServer
 from decode_node.spans import RequestSpans
 from kv_transfer.places import Places
+from slo.model_digest import OTHER_MODEL, UNTOLD, ModelDigest
 from slo.reports import AwaitedKv
 from slo.request import CONTEXT_HEADER, JobId, ReplicaId, RequestContext
 from slo.tiers import DEFAULT_TIERS, STANDARD
@@ -50,8 +51,9 @@ class Replica:
                 await asyncio.sleep(0.01)
             yield number
 
-    def asked(self, job_id=CONTEXT.job_id):
-        info = SimpleNamespace(headers={CONTEXT_HEADER: replace(CONTEXT, job_id=job_id).encode()})
+    def asked(self, job_id=CONTEXT.job_id, digest=UNTOLD):
+        context = replace(CONTEXT, job_id=job_id, digest=digest)
+        info = SimpleNamespace(headers={CONTEXT_HEADER: context.encode()})
         return self.server._in_turn(None, info, is_chat=False)
 
 
@@ -60,6 +62,19 @@ async def test_of_an_answer_that_ends_it_hears_nothing_here():
     assert [piece async for piece in replica.asked()] == [0, 1, 2]
     await asyncio.sleep(0.01)
     assert replica.told == []
+
+
+@pytest.mark.parametrize(("begun_by", "goes_on"), [("model", True), ("other", False), ("", True)])
+async def test_only_what_its_own_model_has_begun_goes_on_here(begun_by, goes_on):
+    replica = Replica()
+    replica.server._orchestrator = Orchestrator(*[None] * 5, digest=ModelDigest("model"))
+    pieces = [piece async for piece in replica.asked(digest=ModelDigest(begun_by))]
+    if goes_on:
+        assert pieces == [0, 1, 2]
+        return
+    (refused,) = pieces
+    assert (refused.error.type, refused.error.code) == (OTHER_MODEL, 503)
+    assert replica.server._ongoing == 0
 
 
 @pytest.mark.parametrize("how", ["closed", "cancelled"])
@@ -145,7 +160,9 @@ async def test_who_waits_for_a_place_and_who_is_rendered_are_among_those_whose_k
     replica.answer = answer
     asked = [asyncio.create_task(anext(replica.asked(JobId(f"{n}")))) for n in range(5)]
     await asyncio.sleep(0.01)
+    replica.server._orchestrator = replace(replica.server._orchestrator, digest=ModelDigest("model"))
     told = replica.server._report()
+    assert told.digest == "model"
     assert (told.running, told.awaited) == (5, tuple(AwaitedKv(JobId(f"{n}"), STANDARD) for n in range(5)))
     asked[3].cancel()
     await asyncio.sleep(0.01)

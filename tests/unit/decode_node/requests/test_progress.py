@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from decode_node.answers import End, Piece
 from decode_node.requests.progress import Progress
 from sampling.carried import CacheUse
+from slo.model_digest import ModelDigest
 
 ROLE = 'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}'
 USAGE = 'data: {"choices":[],"usage":{}}'
@@ -32,11 +33,11 @@ def test_each_event_has_the_tokens_since_the_last():
     assert progress.piece(DONE) == Piece(DONE)
 
 
-def test_the_first_event_says_what_of_the_prompt_was_cached():
-    progress = Progress(cache=CacheUse(16, 80))
+def test_the_first_event_says_what_of_the_prompt_was_cached_and_by_which_model_it_is():
+    progress = Progress(cache=CacheUse(16, 80), digest=ModelDigest("model"))
     progress.take(output(1))
-    assert progress.piece(ROLE).cache is None
-    assert progress.piece(event("a")) == Piece(event("a"), [1], cache=CacheUse(16, 80))
+    assert progress.piece(ROLE) == Piece(ROLE)
+    assert progress.piece(event("a")) == Piece(event("a"), [1], cache=CacheUse(16, 80), digest="model")
     progress.take(output(2))
     assert progress.piece(event("b")) == Piece(event("b"), [2])
 

@@ -1,5 +1,7 @@
 """What the engines of both tiers have alike: the model, its KV cache, how they sample."""
 
+import shutil
+
 import pytest
 
 
@@ -57,6 +59,26 @@ def test_both_tiers_have_the_same_model_and_kv_cache(options, tiny, section):
         given = found[tier][0].engine_kwargs
         assert {name: given.get(name) for name in of_the_model} == of_the_model
         assert all((name in given) == (tier == section) for name in own)
+
+
+@pytest.mark.slow
+def test_both_tiers_know_the_model_by_one_digest_that_other_weights_under_its_name_do_not_have(
+    options, tiny, tmp_path
+):
+    other = tmp_path / "other"
+    shutil.copytree(tiny, other)
+    weights = other / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+    digests = []
+    for model in (tiny, str(other)):
+        options({"model": model, "model_name": "alpha"})
+        nodes = options.nodes
+        assert nodes["prefill"].digest == nodes["decode"].digest
+        digests.append(nodes["decode"].digest)
+    options({"model": tiny, "model_name": "alpha", "pressure": {"enabled": True}})
+    assert options.nodes["prefill"].digest == digests[0], "what is unlike does not count"
+    assert all(digests)
+    assert digests[0] != digests[1]
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from prefill_node.replica.governing.ledger import PrefillLedger
 from prefill_node.replica.governing.snapshot import load
 from prefill_node.replica.jobs import CLIENT_CLOSED_REQUEST, JobTable
 from sampling.carried import KV_PARAMS, Adapter, CacheUse, Prefilled, PrefillRequest, first_token
+from slo.model_digest import OTHER_MODEL, UNTOLD, ModelDigest
 from slo.predict.pass_shape import PassShape
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import PreemptionRules
@@ -28,6 +29,7 @@ from slo.request import CONTEXT_HEADER, ENGINE_DIED, JOB_XARG, JobId, ReplicaId,
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 SQL = LoRARequest("sql", 1, "/adapters/sql")
+MODEL = ModelDigest("model")
 TOKEN = SimpleNamespace(token_ids=[7], finish_reason="length")
 
 
@@ -71,7 +73,9 @@ def client():
 def table(client):
     governor = MagicMock(ledger=PrefillLedger(PrefillPredictor(1e-3, 0.0)), weights={STANDARD: 1.0})
     governor.arrived.side_effect = lambda job, now_s: governor.ledger.arrived(job)
-    report = SimpleNamespace(is_dead=False, replica_id=ReplicaId("here"), note_length=lambda *_: None)
+    report = SimpleNamespace(
+        is_dead=False, replica_id=ReplicaId("here"), digest=MODEL, note_length=lambda *_: None
+    )
     serving = SimpleNamespace(
         create_error_response=lambda error: SimpleNamespace(
             error=SimpleNamespace(
@@ -87,10 +91,10 @@ def table(client):
     )
 
 
-async def prefill(table, attempt=0, adapter=None, job="job", tier=STANDARD):
+async def prefill(table, attempt=0, adapter=None, job="job", tier=STANDARD, digest=MODEL):
     context = RequestContext(JobId(job), "request", tier, None, attempt=attempt)
     params = first_token(SamplingParams(temperature=0.7, seed=4, max_tokens=9))
-    request = PrefillRequest([1, 2, 3], params, adapter=adapter, draws="first")
+    request = PrefillRequest([1, 2, 3], params, adapter=adapter, draws="first", digest=digest)
     info = SimpleNamespace(headers={CONTEXT_HEADER: context.encode()})
     (answer,) = [answer async for answer in table.prefill(request, info)]
     return answer
@@ -138,6 +142,16 @@ async def test_what_an_engine_that_is_being_ended_aborts_is_computed_elsewhere(t
     answer = await prefill(table)
     assert isinstance(answer, ErrorResponse)
     assert (answer.error.type, answer.error.code, answer.error.param) == (ENGINE_DIED, 503, "here")
+
+
+async def test_nothing_is_computed_for_a_decode_replica_of_another_model(table, client):
+    client.go.set()
+    refused = await prefill(table, digest=ModelDigest("other"))
+    assert isinstance(refused, ErrorResponse)
+    assert (refused.error.type, refused.error.code, refused.error.param) == (OTHER_MODEL, 503, "here")
+    assert not client.asked
+    assert not table._ledger.accepted
+    assert isinstance(await prefill(table, digest=UNTOLD), Prefilled)
 
 
 async def test_a_released_attempt_does_not_refuse_the_next_one_here(table, client):

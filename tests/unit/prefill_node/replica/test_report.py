@@ -7,6 +7,7 @@ import pytest
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from prefill_node.replica.report import ReportBuilder
+from slo.model_digest import ModelDigest
 from slo.monitor.messages import Role
 from slo.predict.pass_shape import PassShape
 from slo.predict.prefill_time import PrefillPredictor
@@ -45,7 +46,7 @@ def builder_of(ledger, tap, instruments, engine=ENGINE):
 
 
 @pytest.mark.parametrize("caches", [True, False])
-def test_the_router_is_told_whether_there_is_a_prefix_cache(caches):
+def test_the_router_is_told_whether_there_is_a_prefix_cache_and_of_which_model(caches):
     cache = SimpleNamespace(num_gpu_blocks=10, block_size=16, enable_prefix_caching=caches)
     parallel = SimpleNamespace(tensor_parallel_size=1)
     model = SimpleNamespace(use_mla=True)
@@ -54,8 +55,10 @@ def test_the_router_is_told_whether_there_is_a_prefix_cache(caches):
     tap = EngineTap("prefill", Instruments())
     tap.attach(SimpleNamespace(_engine_client=SimpleNamespace(logger_manager=manager, vllm_config=config)))
     ledger = PrefillLedger(PrefillPredictor(per_token_s=0.001, fixed_s=0.0))
-    report = builder_of(ledger, tap, Instruments()).build(WATCH, WATCHDOG)
-    assert (report.kv_tokens, report.caches_prefixes) == (160, caches)
+    builder = builder_of(ledger, tap, Instruments())
+    builder.digest = ModelDigest("model")
+    report = builder.build(WATCH, WATCHDOG)
+    assert (report.kv_tokens, report.caches_prefixes, report.digest) == (160, caches, "model")
 
 
 def test_a_replica_at_rest_goes_on_setting_its_gauges():

@@ -13,6 +13,7 @@ from deployments.http.placing.asked import Asked
 from router.messages import Placed, PlacementReason, PlacementRequested
 from sampling.carried import CARRIED_XARG
 from slo.errors import Rejected, RejectionReason
+from slo.model_digest import OTHER_MODEL, ModelDigest
 from slo.objectives import Objective
 from slo.request import ENGINE_DIED, JobId, ReplicaId, RequestContext
 from slo.tiers import STANDARD
@@ -178,6 +179,47 @@ async def test_what_cannot_go_on_ends_with_an_error_of_ours(pieces, places, limi
     assert len(fleet.got) == len(pieces) - 1
     said = [request.lost_replica for request in fleet.asked] + fleet.told_lost
     assert said == [A if DIED in pieces else None], "the router hears of a lost replica once"
+
+
+OLD = ModelDigest("old")
+
+
+@FAILURES
+async def test_a_stream_goes_on_with_the_model_that_has_begun_it(failure, cause):
+    fleet = Fleet({A: [event(1, digest=OLD), event(2), failure], B: [event(3), DONE]}, [placed(B)])
+    assert await fleet.answer() == [event(1).text, event(2).text, event(3).text, DONE.text]
+    (asked,) = fleet.asked
+    assert asked.digest == OLD
+    assert [context.digest for _, context in fleet.sent] == ["", OLD]
+
+
+async def test_what_has_not_begun_begins_with_any_model():
+    fleet = Fleet({A: [DIED], B: [event(1, digest=OLD), DONE]}, [placed(B)])
+    assert await fleet.answer() == [event(1).text, DONE.text]
+    assert (fleet.asked[0].digest, fleet.sent[1][1].digest) == ("", "")
+
+
+async def test_where_a_replica_serves_another_model_it_goes_on_on_a_third():
+    fleet = Fleet(
+        {A: [event(1, digest=OLD), DIED], B: [error(OTHER_MODEL, 503)], C: [event(2), DONE]},
+        [placed(B), placed(C)],
+    )
+    assert await fleet.answer() == [event(1).text, event(2).text, DONE.text]
+    assert [request.digest for request in fleet.asked] == [OLD, OLD]
+    assert (fleet.asked[1].failed_replicas, fleet.asked[1].lost_replica) == ((A, B), None)
+    assert fleet.counted == [("replica_died", "continued"), ("other_model", "continued")]
+
+
+@pytest.mark.parametrize(
+    ("places", "code"), [([placed(B), NOBODY], "no_replica"), ([None, None], "decode_failed")]
+)
+async def test_a_stream_whose_model_nobody_serves_any_more_ends_with_an_error(places, code):
+    refused = [error(OTHER_MODEL, 503)]
+    fleet = Fleet({A: [event(1, digest=OLD), DIED], B: refused, None: refused}, places)
+    with pytest.raises(HTTPError) as failed:
+        await fleet.answer()
+    assert (failed.value.status, failed.value.code) == (503, code)
+    assert fleet.got == [event(1).text]
 
 
 async def test_a_replica_that_fails_after_the_last_event_does_no_harm():
