@@ -5,7 +5,7 @@ on an A100 with half of the memory that its requests hold at the fullest, and wi
 of a measured engine. Both also with an objective for everybody in place of the background. Prints a table and
 writes results/cores/kept_memory.json:
 
-    python -m benchmarks.cores.kept_memory
+    python -m benchmarks.cores.decode.kept_memory
 """
 
 from __future__ import annotations

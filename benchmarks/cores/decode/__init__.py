@@ -1,0 +1,1 @@
+"""A decode engine in virtual time."""
