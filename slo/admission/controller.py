@@ -352,8 +352,8 @@ class AdmissionController:
         tier, rules = request.tier, self._rules
         falls_s = rules.memory_s * math.log(max(1.0, self._shared.load / rules.pressure))
         is_calm = request.only_decode or self.backlog_s(tier) <= rules.calm_s * self._capacity
-        is_within = self._credit.covers(tier, self._capacity, now_s) and is_calm
-        above_share = 0.0 if is_within else self._shared.above_share.get(tier, 0.0)
+        covered = self._credit.covers(tier, request.work_s, self._capacity, now_s) and is_calm
+        above_share = 0.0 if covered and not request.only_decode else self._shared.above_share.get(tier, 0.0)
         if self._capacity > 0 and self.decode.is_above_share(tier):
             above_share = 1.0
         shed = self._shed.get(tier, 0.0) * above_share

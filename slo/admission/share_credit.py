@@ -20,9 +20,9 @@ OVER_S: Final = 300.0
 class ShareCredit:
     """Grows with the share of a class, and falls by what is admitted.
 
-    As long as there is some, the next request is within the share, however long it takes: it is paid back
-    before another one is. So a class that asks for no more than its share has all of it, and one that asks
-    for more has no more by this.
+    As long as there is some, the next request is within the share, if that is as much in the time that is
+    remembered: it is paid back before another one is. So a class that asks for no more than its share has
+    all of it, and one that asks for more has no more by this.
 
     Args:
         shares: Of each class; one without a share has no credit.
@@ -31,20 +31,20 @@ class ShareCredit:
     def __init__(self, shares: Mapping[Tier, float]) -> None:
         self._accounts = {tier: _Account(share) for tier, share in shares.items() if share > 0}
 
-    def covers(self, tier: Tier, capacity: float, now_s: float) -> bool:
-        """Whether the next request of a class is within its share of what the fleet can do in a second."""
+    def covers(self, tier: Tier, work_s: float, capacity: float, now_s: float) -> bool:
+        """Whether a request of a class is within its share of what the fleet can do in a second."""
         if (account := self._accounts.get(tier)) is None:
             return False
         per_s = account.share * capacity
         account.most_s = OVER_S * per_s
         account.credit_s = min(account.most_s, account.credit_s + per_s * max(0.0, now_s - account.at_s))
         account.at_s = now_s
-        return account.credit_s >= 0
+        return account.credit_s >= 0 and work_s <= account.most_s
 
     def admitted(self, tier: Tier, work_s: float) -> None:
-        """A request was admitted; of one alone all is paid back, however long it takes."""
+        """A request was admitted."""
         if (account := self._accounts.get(tier)) is not None:
-            account.credit_s = max(account.credit_s - work_s, -max(account.most_s, work_s))
+            account.credit_s = max(account.credit_s - work_s, -account.most_s)
 
     def withdrawn(self, tier: Tier, work_s: float) -> None:
         """What was admitted is not prefill's to do after all."""
