@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from google.protobuf.json_format import MessageToDict, ParseDict, SerializeToJsonError
 from google.protobuf.message import Message
-from google.protobuf.struct_pb2 import ListValue, Value
+from google.protobuf.struct_pb2 import Value
 
 from deployments.http import errors as http_errors
 from deployments.http.body_json import JsonShape
@@ -29,7 +29,6 @@ Pages have a proxy for gRPC-Web before them, which knows its own host and says w
 _BYTES_OF_JSON: Final = 6
 """A message has no more for each of its JSON: the number of a Struct takes it eleven, and two of JSON."""
 _ANY_VALUE: Final = Value.DESCRIPTOR.full_name
-_LIST: Final = ListValue.DESCRIPTOR.full_name
 _CONSTANT: Final = frozenset({"object"})
 """Fields of an answer that say the same in each."""
 _EXACT_BELOW: Final = 2**53
@@ -89,24 +88,10 @@ def refuse_large(request: Message, limits: LimitsConfig) -> None:
             many = len(value) if kind.is_repeated else 1
             containers += many if kind.is_container else 0
             values += many
-            names += many if kind.is_map else kind.is_named
+            names += many if kind.is_map else 1
             refuse_large_shape(JsonShape(containers, values, names, depth=0), limits, "message")
             if kind.has_messages:
-                inside = value.values() if kind.is_map else value if kind.is_repeated else [value]
-                if kind.is_any and (inside := list(_in_values(inside))):
-                    containers += len(inside)
-                    refuse_large_shape(JsonShape(containers, values, names, depth=0), limits, "message")
-                left += inside
-
-
-def _in_values(values: Iterable[Any]) -> Iterator[Message]:
-    """The lists and objects among values of a Struct; not what all of them are, as there may be many."""
-    for value in values:
-        match value.WhichOneof("kind"):
-            case "list_value":
-                yield value.list_value
-            case "struct_value":
-                yield value.struct_value
+                left += value.values() if kind.is_map else value if kind.is_repeated else [value]
 
 
 class _Kind(NamedTuple):
@@ -116,25 +101,18 @@ class _Kind(NamedTuple):
     is_map: bool
     is_container: bool
     has_messages: bool
-    is_named: bool
-    """Whether its name is one in the JSON."""
-    is_any: bool
-    """Whether what it holds are values of a Struct."""
 
 
 @lru_cache(maxsize=256)
 def _kind_of(field: FieldDescriptor) -> _Kind:
     kind = field.message_type
-    is_map = kind is not None and kind.GetOptions().map_entry
-    held = kind.fields_by_name["value"].message_type if is_map else kind
-    is_any = held is not None and held.full_name == _ANY_VALUE
+    if kind is None:
+        return _Kind(field.is_repeated, is_map=False, is_container=False, has_messages=False)
+    if kind.GetOptions().map_entry:
+        has_messages = kind.fields_by_name["value"].message_type is not None
+        return _Kind(is_repeated=True, is_map=True, is_container=False, has_messages=has_messages)
     return _Kind(
-        field.is_repeated,
-        is_map,
-        is_container=kind is not None and not is_map and not is_any,
-        has_messages=held is not None,
-        is_named=field.containing_type.full_name != _LIST,
-        is_any=is_any,
+        field.is_repeated, is_map=False, is_container=kind.full_name != _ANY_VALUE, has_messages=True
     )
 
 
