@@ -179,6 +179,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "decode-pressure-whole": lambda: decode_pressure("engines/decode_pressure_whole", 1.0),
     "decode-pressure-xeon": lambda: decode_pressure("engines/decode_pressure_xeon", 0.5),
     "decode-pressure-tenth": lambda: decode_pressure("engines/decode_pressure_tenth", 0.5),
+    "decode-pressure-minute": lambda: decode_pressure("engines/decode_pressure_minute", 0.5),
     "kept-memory": kept_memory,
     "pool-pressure": lambda: pool_pressure(0.5),
     "pool-pressure-measured": pool_pressure_measured,
