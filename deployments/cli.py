@@ -28,6 +28,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from deployments.batch import BatchError
+from deployments.batch.command import batch
 from deployments.bench import BenchError
 from deployments.bench.command import bench
 from deployments.calibrate.command import calibrate
@@ -58,6 +60,7 @@ app = typer.Typer(
     help="LLM serving for mixed latency objectives.",
 )
 app.command()(bench)
+app.command()(batch)
 app.command()(simulate)
 app.command()(calibrate)
 app.command(name="timeline")(draw_timeline)
@@ -213,7 +216,7 @@ def main() -> None:
         app(standalone_mode=True)
     except SystemExit as ended:
         end_process(ended.code if isinstance(ended.code, int) else 0)
-    except (BenchError, ConfigError, ModelStoreError, SimulateError, StartError) as error:
+    except (BatchError, BenchError, ConfigError, ModelStoreError, SimulateError, StartError) as error:
         _console.print(Text(f"{type(error).__name__}: {error}", style="red"))
         end_process(2)
 

@@ -1,25 +1,60 @@
 """What several commands do with their options.
 
-They name one of several models or applications, refuse what would count for nothing and infinite numbers, and
-find out before the work whether its result can be written.
+They name one of several models or applications, read times and keys, refuse what would count for nothing and
+infinite numbers, and find out before the work whether its result can be written.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
+UrlOption = Annotated[str, typer.Option(help="The server, with or without /v1.")]
+KeyOption = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as bearer token.")]
+CacertOption = Annotated[
+    Path | None, typer.Option(help="Trust the certificates in this file, and no others.")
+]
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Of several models, which one; by default the first.")
 ]
 ApplicationOption = Annotated[
     str | None, typer.Option("--application", help="Of several Serve applications, which one.")
 ]
+
+_MAX_S: Final = 86_400
+_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def seconds(text: str) -> float:
+    """A length of time as people write it: `60s`, `5m`, `1.5h`, or a number of seconds.
+
+    Raises:
+        typer.BadParameter: when it is not one, or more than a day.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if found is None or (value := float(found[1]) * _UNITS[found[2]]) <= 0:
+        raise typer.BadParameter(f"{text!r} is no length of time; write 60s, 5m or 1h")
+    if value > _MAX_S:
+        raise typer.BadParameter(f"{text!r} is too long; give at most 24h")
+    return value
+
+
+def parse_key(text: str | None, refusal: type[Exception]) -> str | None:
+    """An API key without blanks around it, such as the line break that ends a file; None for none.
+
+    Raises:
+        Exception: of the kind `refusal`, when no header can have it.
+    """
+    key = (text or "").strip()
+    if (stray := next((each for each in key if not each.isprintable()), None)) is not None:
+        raise refusal(f"--api-key, or OPENAI_API_KEY: no header can have {stray!r}; give the key alone")
+    return key or None
 
 
 def finite(value: float | None) -> float | None:

@@ -16,7 +16,15 @@ from deployments.bench import BenchError
 from deployments.bench.mixes import WorkloadFile, load_workload
 from deployments.bench.stream import Extent, Shape
 from deployments.calibrate.profile import load_profile
-from deployments.options import check_file, finite, refuse_given
+from deployments.options import (
+    CacertOption,
+    KeyOption,
+    UrlOption,
+    check_file,
+    finite,
+    parse_key,
+    refuse_given,
+)
 from simulator.workload.arrivals import TraceError, Workload, read_trace
 from slo.tiers import DEFAULT_TIERS, Tier, check_tier_name
 
@@ -27,14 +35,10 @@ _MISSPELT = 0.8
 def bench(  # noqa: PLR0913 - each is an option of the command
     ctx: typer.Context,
     *,
-    url: Annotated[str, typer.Option(help="The server, with or without /v1.")] = "http://127.0.0.1:8000",
+    url: UrlOption = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="By default the first one that is served.")] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as bearer token.")
-    ] = None,
-    cacert: Annotated[
-        Path | None, typer.Option(help="Trust the certificates in this file, and no others.")
-    ] = None,
+    api_key: KeyOption = None,
+    cacert: CacertOption = None,
     mix: Annotated[
         str | None, typer.Option(help="embedded (the default), assistant, or a YAML file.")
     ] = None,
@@ -87,7 +91,7 @@ def bench(  # noqa: PLR0913 - each is an option of the command
     plan = BenchPlan(
         url=url,
         model=model,
-        api_key=parse_key(api_key),
+        api_key=parse_key(api_key, BenchError),
         workload=_workload(given, trace, profile),
         extent=(
             Extent(requests, rate_option=rate_option)
@@ -144,18 +148,6 @@ def parse_tiers(text: str, named: Iterable[Tier] = ()) -> dict[Tier, float]:
     if not all(0 <= share < float("inf") for share in shares.values()) or not any(shares.values()):
         raise BenchError(f"--tiers: {text!r} gives no share above 0, or one below")
     return shares
-
-
-def parse_key(text: str | None) -> str | None:
-    """A key without blanks around it, such as the line break that ends a file; None for none.
-
-    Raises:
-        BenchError: when no header can have it.
-    """
-    key = (text or "").strip()
-    if (stray := next((each for each in key if not each.isprintable()), None)) is not None:
-        raise BenchError(f"--api-key, or OPENAI_API_KEY: no header can have {stray!r}; give the key alone")
-    return key or None
 
 
 def parse_vocabulary(text: str) -> range:

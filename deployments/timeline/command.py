@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from deployments.config import ConfigError
-from deployments.options import ApplicationOption, ModelOption, check_file_and_directory
+from deployments.options import ApplicationOption, ModelOption, check_file_and_directory, seconds
 
-_MAX_S: Final = 86_400
-"""The page says times of day; a replica remembers its latest requests only, which are minutes under load."""
-_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600}
 _console = Console(stderr=True)
-
-
-def seconds(text: str) -> float:
-    """A length of time as people write it: `60s`, `5m`, `1.5h`, or a number of seconds.
-
-    Raises:
-        typer.BadParameter: when it is not one, or more than a day.
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
-    if found is None or (value := float(found[1]) * _UNITS[found[2]]) <= 0:
-        raise typer.BadParameter(f"{text!r} is no length of time; write 60s, 5m or 1h")
-    if value > _MAX_S:
-        raise typer.BadParameter(f"{text!r} is too long; give at most 24h")
-    return value
 
 
 def timeline(

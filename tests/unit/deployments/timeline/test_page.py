@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import typer
 
-from deployments.timeline.command import seconds
+from deployments.options import seconds
 from deployments.timeline.page import MOST_ROWS, Heard, _shown, html
 from prefill_node.replica.job_history import JobState, PastJob, ReplicaPast, Stretch
 from slo.request import JobId
