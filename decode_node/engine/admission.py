@@ -83,9 +83,10 @@ class Admission:
             return []
         requests = {request.request_id: request for request in waiting}
         parked = [view.parked(request, now_s) for request in waiting]
-        ordered = restore_order(parked, self._tiers, self._ageing, now_s)
+        room = self._room(held_by, left, kept, now_s)
+        ordered = restore_order(parked, self._tiers, self._ageing, now_s, room.holdings, room.pool.tokens)
         waiters = _Waiters(view, self._book, self._pace, self._lengths, self._swaps, requests, held_by, now_s)
-        found = starts(ordered, waiters, self._room(held_by, left, kept, now_s), self._tiers, now_s)
+        found = starts(ordered, waiters, room, self._tiers, now_s)
         for one in found:
             self._book.accounts[one.request_id].pulls_since_s = now_s
         if len(found) == len(waits) and not self._book.parked:

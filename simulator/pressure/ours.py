@@ -89,10 +89,11 @@ class Ours:
             return []
         by_name = {one.asked.name: one for one in engine.waiting}
         parked = [self._parked(one, engine.now_s) for one in engine.waiting]
-        ordered = restore_order(parked, self._tiers, self._ageing, engine.now_s)
-        found = starts(
-            ordered, _Waiters(self, engine, by_name), self._room(engine), self._tiers, engine.now_s
+        room = self._room(engine)
+        ordered = restore_order(
+            parked, self._tiers, self._ageing, engine.now_s, room.holdings, room.pool.tokens
         )
+        found = starts(ordered, _Waiters(self, engine, by_name), room, self._tiers, engine.now_s)
         if len(found) == len(parked) and all(one.is_newcomer for one in parked):
             return list(engine.waiting)
         return [by_name[one.request_id] for one in found]

@@ -1,8 +1,10 @@
 """In which order requests get onto a decode engine: those whose memory was taken, and newcomers.
 
 By tier, which rises with waiting as in `slo.queue.ageing`, and by one for those whose memory was taken twice,
-but never to the top tier. Within a tier those whose memory was taken come first: the one that is least ahead
-of its TPOT objective, then the smallest. Newcomers come in the order of their arrival.
+but never to the top tier, and only while streams of its own hold less than a part of the memory: in an
+overload that lasts all of a lower tier have waited for long, and would stand before all that come of a higher
+one. Within a tier those whose memory was taken come first: the one that is least ahead of its TPOT objective,
+then the smallest. Newcomers come in the order of their arrival.
 """
 
 from __future__ import annotations
@@ -10,12 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
+from slo.decode.predicted_peak import Holding
 from slo.decode.victims import IMMUNE_AFTER
 from slo.queue.ageing import Ageing
 from slo.tiers import Tier, TierSet
 
 STARVES_AFTER_S: Final = 20.0
 """After so long a request is admitted whatever the pace of the others; see `slo.decode.composition`."""
+RISING_PART: Final = 0.1
+"""Of the memory: a tier whose streams hold so much does not starve, and rises no further."""
 
 
 class Parked(NamedTuple):
@@ -41,15 +46,45 @@ class Parked(NamedTuple):
     may_drop: bool = False
 
 
-def restore_order(parked: Iterable[Parked], tiers: TierSet, ageing: Ageing, now_s: float) -> list[Parked]:
-    """All of them, the first to be admitted first."""
+def restore_order(
+    parked: Iterable[Parked],
+    tiers: TierSet,
+    ageing: Ageing,
+    now_s: float,
+    held: Iterable[Holding],
+    pool_tokens: int,
+) -> list[Parked]:
+    """All of them, the first to be admitted first.
 
-    def key(one: Parked) -> tuple[int, bool, float, float]:
+    Args:
+        parked: They.
+        tiers: Ranks.
+        ageing: How they rise with waiting.
+        now_s: Now.
+        held: Those that have memory.
+        pool_tokens: All memory.
+    """
+
+    def aged(one: Parked) -> int:
         level = int(ageing.effective_tier(tiers, one.tier, now_s - one.since_s))
         if one.preemptions >= IMMUNE_AFTER and one.tier != tiers.top:
             level = max(level, min(tiers.rank(one.tier) + 1, tiers.top_rank - 1))
-        if one.is_newcomer:
-            return -level, True, one.since_s, 0.0
-        return -level, False, one.credit_s, one.tokens
+        return level
 
-    return sorted(parked, key=key)
+    def key(one: Parked) -> tuple[int, bool, float, float]:
+        if one.is_newcomer:
+            return -aged(one), True, one.since_s, 0.0
+        return -aged(one), False, one.credit_s, one.tokens
+
+    left = dict.fromkeys(range(tiers.top_rank + 1), RISING_PART * pool_tokens)
+    for holding in held:
+        left[holding.rank] -= holding.tokens
+    levels: dict[str, int] = {}
+    ordered = sorted(parked, key=key)
+    for one in ordered:
+        rank, level = tiers.rank(one.tier), aged(one)
+        if level > rank:
+            level = level if left[rank] > 0 else rank
+            left[rank] -= one.tokens
+        levels[one.request_id] = level
+    return sorted(ordered, key=lambda one: -levels[one.request_id])

@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slo.decode.predicted_peak import Holding
 from slo.decode.restore import Parked, restore_order
 from slo.queue.ageing import Ageing
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
@@ -23,13 +24,21 @@ PARKED = st.lists(
 )
 
 
-def order(*parked):
-    return [one.request_id for one in restore_order(parked, DEFAULT_TIERS, Ageing(), NOW_S)]
+POOL_TOKENS = 1000
+
+
+def order(*parked, held=()):
+    ordered = restore_order(parked, DEFAULT_TIERS, Ageing(), NOW_S, held, POOL_TOKENS)
+    return [one.request_id for one in ordered]
+
+
+def holding(tier, tokens):
+    return Holding(tokens, 0, DEFAULT_TIERS.rank(tier))
 
 
 @given(PARKED)
 def test_each_stands_once_and_of_one_tier_newcomers_stand_last_and_by_arrival(parked):
-    ordered = restore_order(parked, DEFAULT_TIERS, Ageing(per_s=0.0), NOW_S)
+    ordered = restore_order(parked, DEFAULT_TIERS, Ageing(per_s=0.0), NOW_S, (), POOL_TOKENS)
     assert sorted(ordered) == sorted(parked)
     for tier in DEFAULT_TIERS.names:
         fresh = [one for one in ordered if one.tier == tier and one.preemptions == 0]
@@ -40,7 +49,7 @@ def test_each_stands_once_and_of_one_tier_newcomers_stand_last_and_by_arrival(pa
 
 @given(PARKED)
 def test_nobody_passes_the_top_tier_however_often_its_memory_was_taken(parked):
-    ordered = restore_order(parked, DEFAULT_TIERS, Ageing(), NOW_S)
+    ordered = restore_order(parked, DEFAULT_TIERS, Ageing(), NOW_S, (), POOL_TOKENS)
     ranks = [one.tier == PREMIUM for one in ordered]
     assert ranks == sorted(ranks, reverse=True)
 
@@ -64,3 +73,27 @@ def test_waiting_raises_a_request_and_so_does_being_preempted_twice():
     assert order(new, old) == ["old", "new"]
     twice = Parked("twice", BACKGROUND, 999.0, False, preemptions=2)
     assert order(new, twice) == ["twice", "new"]
+
+
+OLD = [Parked(f"old{place}", BACKGROUND, 940.0 + place, True, tokens=60) for place in range(4)]
+NEW = Parked("new", STANDARD, 999.0, True, tokens=10)
+
+
+def test_a_tier_rises_only_to_a_tenth_of_the_memory_and_its_oldest_first():
+    assert order(NEW, *OLD) == ["old0", "old1", "new", "old2", "old3"]
+    assert order(NEW, *OLD, held=[holding(BACKGROUND, 50)]) == ["old0", "new", "old1", "old2", "old3"]
+    assert order(NEW, *OLD, held=[holding(STANDARD, 900)]) == ["old0", "old1", "new", "old2", "old3"]
+
+
+def test_a_tier_that_has_a_tenth_of_the_memory_does_not_rise():
+    held = [holding(BACKGROUND, 40), holding(BACKGROUND, 60)]
+    assert order(NEW, *OLD, held=held) == ["new", "old0", "old1", "old2", "old3"]
+    twice = Parked("twice", BACKGROUND, 999.0, False, preemptions=2)
+    assert order(NEW, twice, held=held) == ["new", "twice"]
+
+
+def test_within_its_tier_one_that_has_waited_for_long_stays_before_the_smaller_ones():
+    held = [holding(BACKGROUND, 100)]
+    old = Parked("old", BACKGROUND, 970.0, False, tokens=90)
+    small = Parked("small", BACKGROUND, 999.0, False, tokens=10)
+    assert order(small, old, NEW, held=held) == ["new", "old", "small"]
