@@ -112,3 +112,19 @@ def test_objectives_count_the_first_token_and_the_mean_of_the_others():
     assert math.isinf(
         engine("ours", 100).run([PressedRequest("b", STANDARD, 0.0, 16, 3, 5)])[0].credit_s(1.0)
     )
+
+
+def test_in_an_overload_that_lasts_standard_is_served_and_the_background_gets_a_part():
+    rng, requests, at_s, seconds = Random(3), [], 0.0, 40
+    while (at_s := at_s + rng.expovariate(20)) < seconds:
+        (tier,) = rng.choices([PREMIUM, STANDARD, BACKGROUND], [1, 3, 6])
+        answer = rng.randint(20, 200) if tier == BACKGROUND else rng.randint(10, 60)
+        requests.append(PressedRequest(f"r{len(requests)}", tier, at_s, rng.randint(50, 200), answer, 500))
+    done = engine("ours", 120).run(requests)
+    waits_s = {
+        tier: [one.ttft_s for one in done if one.asked.tier == tier] for tier in (STANDARD, BACKGROUND)
+    }
+    assert max(waits_s[BACKGROUND]) > 30  # more comes than it can serve
+    assert max(waits_s[STANDARD]) < 5
+    meanwhile = [one for one in done if one.asked.tier == BACKGROUND and one.token_s[-1] < seconds]
+    assert len(meanwhile) > 50
