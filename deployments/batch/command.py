@@ -82,7 +82,7 @@ class _Plan:
 
 async def _run(plan: _Plan, file: BinaryIO, results: ResultFiles, console: Console) -> int:
     """Ask for what has no answer yet; the exit status."""
-    from deployments.batch.asking import Asking  # noqa: PLC0415 - imports aiohttp
+    from deployments.batch.batch_run import BatchRun  # noqa: PLC0415 - imports aiohttp
     from deployments.client import connection  # noqa: PLC0415 - likewise
 
     until_s = time.monotonic() + plan.within_s
@@ -93,8 +93,8 @@ async def _run(plan: _Plan, file: BinaryIO, results: ResultFiles, console: Conso
         if answered:
             console.print(Text(f"{len(answered):,} of {len(requests):,} are answered in {results.path}"))
         with BatchView(len(left), console) as view:
-            asking = Asking(server, plan.headers, file, results, BatchPace(plan.at_a_time), view)
-            is_stopped = await _until_stopped(asking.ask(left, until_s))
+            run = BatchRun(server, plan.headers, file, results, BatchPace(plan.at_a_time), view)
+            is_stopped = await _until_stopped(run.ask(left, until_s))
     for line in view.summary(results):
         console.print(Text(line))
     if is_stopped:

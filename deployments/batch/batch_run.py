@@ -42,7 +42,7 @@ class _Reply:
     wait_s: float | None = None
 
 
-class Asking:
+class BatchRun:
     """Sends requests and keeps what comes of them.
 
     Args:
