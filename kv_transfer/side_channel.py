@@ -157,8 +157,10 @@ class _Answers:
                     await writer.drain()
         except zmtp.NoQuestionError:
             self._ignore()
+        except TimeoutError:
+            writer.transport.abort()  # also from what it has not read
         except (asyncio.IncompleteReadError, OSError, asyncio.CancelledError):
-            pass  # it has left, has taken too long, or the listener ends
+            pass  # it has left, or the listener ends
         finally:
             writer.close()
 

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ports import free_port
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_MSG
+from waiting import assert_soon
 from zmq.utils.monitor import recv_monitor_message
 
 from kv_transfer import side_channel
@@ -123,10 +124,13 @@ def test_whoever_sends_more_than_a_question_is_cut_off_before_it_is_taken_in(por
     assert ask(port, (0, 0))[0] == b"first"
 
 
-def zmtp_client(port):
+def zmtp_client(port, **options):
     """A connection on which ZeroMQ's greetings have been exchanged."""
-    client = socket.create_connection((HOST, port))
+    client = socket.socket()
+    for name, value in options.items():
+        client.setsockopt(socket.SOL_SOCKET, getattr(socket, name), value)
     client.settimeout(10)
+    client.connect((HOST, port))
     client.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
     client.sendall(b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER")
     while len(client.recv(4096, socket.MSG_PEEK)) <= 64:  # its greeting, and more
@@ -153,6 +157,31 @@ def test_who_takes_long_to_ask_is_cut_off(port, says, monkeypatch):
         client.sendall(says)
         while client.recv(4096):
             pass
+
+
+def test_who_asks_and_does_not_read_is_cut_off(port, monkeypatch):
+    monkeypatch.setattr(side_channel, "_LONGEST_S", 2)
+    question = msgspec.msgpack.encode((GET_META_MSG, 0, 0))
+    asked = b"\x01\x00\x00" + struct.pack("!B", len(question)) + question
+    with zmtp_client(port, SO_RCVBUF=4096, SO_SNDBUF=1 << 20) as client:
+        name = client.getsockname()
+        client.settimeout(0.5)
+        while sent(client, 1000 * asked):
+            pass  # until the listener reads no more, as its answers are not read
+        assert_soon(lambda: name not in peers(port), 10)
+
+
+def sent(client, data):
+    try:
+        client.sendall(data)
+    except TimeoutError:
+        return False
+    return True
+
+
+def peers(port):
+    connections = psutil.Process().net_connections("tcp")
+    return [each.raddr for each in connections if each.raddr and each.laddr.port == port]
 
 
 def test_several_questions_over_one_connection_are_answered_in_turn(port):
