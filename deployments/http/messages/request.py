@@ -35,6 +35,10 @@ _RENAMED: Final = {
     "stop": "stop_sequences",
 }
 """Names of a chat's fields, which refusals name, and what they are here."""
+_IN_RESULTS: Final = ("text", "image", "tool_reference")
+"""Blocks of a tool's result that vLLM's rules put into a chat."""
+_SOURCES: Final = {"base64": "data", "url": "url"}
+"""Where a picture is, by the type of its source."""
 _STANDARD: Final = {"standard_only": "default"}
 """What a service tier of Anthropic's is called by OpenAI, where another name is used."""
 
@@ -46,10 +50,11 @@ def read(
 
     Raises:
         HTTPError: as `request_body.read`.
-        FieldError: as `request_body.read`.
+        FieldError: as `request_body.read`, and for blocks that the model would not see.
     """
     given = _given(raw, limits)
     asked = request_body.as_model(given, AnthropicMessagesRequest, limits)
+    _check_blocks(given["messages"])
     values = _as_chat(asked)
     if (tier := given.get("service_tier")) is not None:
         values["service_tier"] = _STANDARD.get(tier, tier) if isinstance(tier, str) else tier
@@ -64,9 +69,11 @@ def read_to_count(raw: bytes, limits: LimitsConfig) -> TokenizeChatRequest:
 
     Raises:
         HTTPError: as `request_body.parse`.
-        FieldError: as `request_body.parse`, and for what is not text.
+        FieldError: as `request_body.parse`, and for what is not text, or would not be seen.
     """
-    asked = request_body.as_model(_given(raw, limits), AnthropicCountTokensRequest, limits)
+    given = _given(raw, limits)
+    asked = request_body.as_model(given, AnthropicCountTokensRequest, limits)
+    _check_blocks(given["messages"])
     values = {name: value for name, value in _as_chat(asked).items() if name in TOKENIZE_CHAT}
     try:
         return request_body.read_chat_to_convert(values, limits)
@@ -82,6 +89,42 @@ def field_here(field: str) -> str:
     if head == "tools":
         return field.replace(".function.parameters", ".input_schema").replace(".function", "")
     return _RENAMED.get(head, head) + field[len(head) :]
+
+
+def _check_blocks(messages: list[dict[str, Any]]) -> None:
+    """Refuse the blocks that vLLM's rules leave out without a word, and pictures of nothing.
+
+    Raises:
+        FieldError: naming the first.
+    """
+    for number, message in enumerate(messages):
+        blocks = message["content"] if isinstance(message["content"], list) else []
+        for place, block in enumerate(blocks):
+            where = f"messages[{number}].content[{place}]"
+            _check_picture(where, block)
+            inner = block.get("content") if block["type"] == "tool_result" else None
+            for inside, part in enumerate(inner if isinstance(inner, list) else []):
+                within = f"{where}.content[{inside}]"
+                if part.get("type") not in _IN_RESULTS:
+                    raise FieldError(
+                        f"{within}.type",
+                        "is not served in a tool's result",
+                        f"give one of {', '.join(_IN_RESULTS)}",
+                    )
+                _check_picture(within, part)
+
+
+def _check_picture(where: str, block: Mapping[str, Any]) -> None:
+    if block["type"] != "image":
+        return
+    source = block.get("source") or {}
+    key = _SOURCES.get(str(source.get("type")))
+    if key is None or not isinstance(source.get(key), str) or not source[key]:
+        raise FieldError(
+            f"{where}.source",
+            "has no picture",
+            'give {"type": "base64", "media_type": "image/png", "data": …}',
+        )
 
 
 def _given(raw: bytes, limits: LimitsConfig) -> dict[str, Any]:

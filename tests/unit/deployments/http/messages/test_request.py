@@ -174,6 +174,38 @@ def test_what_is_refused_names_the_field_that_was_sent(fields, named):
     assert (refused.field if isinstance(refused, FieldError) else refused.param) == named
 
 
+def result_of(*parts):
+    return [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [*parts]}]}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "named"),
+    [
+        (
+            result_of({"type": "text", "text": "x"}, {"type": "document"}),
+            "messages[0].content[0].content[1].type",
+        ),
+        (result_of({"type": "search_result"}), "messages[0].content[0].content[0].type"),
+        (result_of({"text": "x"}), "messages[0].content[0].content[0].type"),
+        (result_of({"type": "image"}), "messages[0].content[0].content[0].source"),
+        (
+            result_of({"type": "image", "source": {"type": "file", "file_id": "f"}}),
+            "messages[0].content[0].content[0].source",
+        ),
+        ([{"role": "user", "content": [{"type": "image"}]}], "messages[0].content[0].source"),
+        (
+            [{"role": "user", "content": [{"type": "image", "source": {"type": "base64", "data": ""}}]}],
+            "messages[0].content[0].source",
+        ),
+    ],
+)
+def test_a_block_that_the_model_would_not_see_is_refused(messages, named):
+    assert refusal_of(messages=messages).field == named
+    with pytest.raises(FieldError) as refused:
+        read_to_count(json.dumps({"model": "m", "messages": messages}).encode(), LIMITS)
+    assert refused.value.field == named
+
+
 def test_the_prompt_is_counted_with_its_tools():
     asked = {
         "model": "m",
