@@ -29,8 +29,10 @@ def keep_token() -> None:
     try:
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        with suppress(PermissionError):  # where it is another user's, it is that one's to say who reads it
-            path.chmod(path.stat().st_mode & ~_OTHERS)
+        # Where it is another user's, or mounted, it is theirs to say who reads it.
+        with suppress(OSError):
+            if (mode := path.stat().st_mode) & _OTHERS:
+                path.chmod(mode & ~_OTHERS)
         return
     with os.fdopen(file, "w") as writing:
         writing.write(secrets.token_hex(32))

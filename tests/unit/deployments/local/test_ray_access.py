@@ -1,5 +1,6 @@
 """What other users of the machine see of the token and the files of a local Ray."""
 
+import errno
 import stat
 from pathlib import Path
 
@@ -43,6 +44,20 @@ def test_where_there_is_no_token_yet_ray_takes_the_one_that_is_made(home):
     assert len(path.read_text()) == 64
     AuthenticationTokenLoader.instance().reset_cache()
     assert AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True)
+
+
+@pytest.mark.parametrize("mode_", [0o600, 0o644])
+def test_a_token_on_a_file_system_that_is_only_read_is_left_as_it_is(home, monkeypatch, mode_):
+    rays.generate_and_save_token()
+    path = home / ".ray" / "auth_token"
+    path.chmod(mode_)
+
+    def refused(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "chmod", refused)
+    keep_token()
+    assert mode(path) == oct(mode_)
 
 
 @pytest.mark.parametrize("name", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"])
