@@ -90,7 +90,7 @@ class Readiness:
 
     def _serves(self, model: str, fleet: dict[str, Any]) -> bool:
         """Whether a model's requests are answered; by a router that is new, if they were before it."""
-        return bool(fleet["serves"]) or (not fleet["settled"] and self._served.get(model, False))
+        return bool(fleet["serves"]) or (not fleet.get("settled", True) and self._served.get(model, False))
 
 
 def _missing(fleet: dict[str, Any]) -> str:

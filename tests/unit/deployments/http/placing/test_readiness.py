@@ -125,6 +125,12 @@ def test_while_a_new_router_has_not_heard_of_its_replicas_an_ingress_that_has_se
     assert answer(new, degraded=True, readiness=readiness)[0] == 503
 
 
+def test_a_router_of_the_code_before_says_nothing_of_having_settled():
+    of_before = {key: value for key, value in fleet(decode=False).items() if key != "settled"}
+    assert answer(of_before, degraded=True)[0] == 503
+    assert answer(of_before)[0] == 503
+
+
 def test_of_several_models_a_new_router_keeps_those_that_were_served():
     readiness = Readiness()
     answer(fleet("a"), fleet("b", decode=False), readiness=readiness)
