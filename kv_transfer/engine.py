@@ -27,9 +27,12 @@ if TYPE_CHECKING:
 _MOST_BYTES: Final = 1 << 20
 """Of what was printed, from its end."""
 _EXCEPTION: Final = re.compile(
-    r"^\([\w ]+ pid=\d+\) (?:ERROR [^\]]*\] )?([\w.]*(?:Error|Exception): .+)$", re.MULTILINE
+    r"^(?:\([\w ]+ pid=\d+[^)]*\) )+(?:ERROR [^\]]*\] )?([\w.]*(?:Error|Exception): .+)$", re.MULTILINE
 )
-"""How vLLM's processes print one, by their logger or as Python does."""
+"""How vLLM's processes print one, by their logger or as Python does; Ray puts the worker after the engine."""
+_COLOUR: Final = re.compile("\x1b\\[[0-9;]*m")
+_OF_WORKER: Final = re.compile(r"Worker failed with error '(.+)', please check the stack trace")
+"""What a worker that is an actor of Ray's has said; it prints elsewhere."""
 
 
 class EngineNotStartedError(RuntimeError):
@@ -64,6 +67,7 @@ def _told_why() -> Iterator[None]:
             raise
         # One that points to another is of a process that waited for the one that failed.
         found = [why for path, size in begun_at.items() for why in _exceptions(path, size)]
+        found = [quoted[1] if (quoted := _OF_WORKER.search(why)) else why for why in found]
         causes = [why for why in found if "root cause" not in why]
         why = causes[-1] if causes else str(error)
         files = ", ".join(map(str, begun_at))
@@ -84,5 +88,5 @@ def _exceptions(path: Path, begun_at: int) -> list[str]:
     """The exceptions of vLLM's processes in a file, in the order in which they were printed."""
     with suppress(OSError), path.open("rb") as file:
         file.seek(max(begun_at, path.stat().st_size - _MOST_BYTES))
-        return _EXCEPTION.findall(file.read().decode(errors="replace"))
+        return _EXCEPTION.findall(_COLOUR.sub("", file.read().decode(errors="replace")))
     return []

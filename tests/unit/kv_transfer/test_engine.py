@@ -82,6 +82,8 @@ def printing_to(out, err):
 CORE = "(EngineCore pid=7)"
 CAUSE = "ValueError: To serve one request 0.02 GiB KV cache is needed"
 ERROR = "ERROR 11-29 00:14:39 [core.py:1374]"
+QUOTED = "CUDA out of memory. Tried to allocate 1.96 GiB."
+SEE = "please check the stack trace above for the root cause"
 VLLMS = "Engine core initialization failed. See root cause above. Failed core proc(s): {}"
 
 
@@ -92,6 +94,9 @@ VLLMS = "Engine core initialization failed. See root cause above. Failed core pr
         (f"{CORE} {ERROR} Traceback (most recent call last):\n{CORE} {ERROR} {CAUSE}", "", CAUSE),
         (f"{CORE} INFO all is well", f"{CORE}     raise ValueError(\n{CORE} {CAUSE}", CAUSE),
         (f"(Worker_TP1 pid=8) {ERROR} {CAUSE}", f"{CORE} Exception: See stack trace for root cause.", CAUSE),
+        (f"{CORE} {ERROR} RuntimeError: Worker failed with error '{QUOTED}', {SEE}", "", QUOTED),
+        (f"{CORE} {ERROR} RuntimeError: Worker failed with error '', {SEE}", "", VLLMS),
+        (f"{CORE} \x1b[36m(RayWorkerProc pid=8, ip=10.0.0.2)\x1b[0m {ERROR} {CAUSE}", "", CAUSE),
         (f"{CORE} INFO all is well", "Killed", VLLMS),
         ("", "", VLLMS),
     ],
