@@ -33,30 +33,33 @@ class ShareCredit:
 
     def covers(self, tier: Tier, work_s: float, capacity: float, now_s: float) -> bool:
         """Whether a request of a class is within its share of what the fleet can do in a second."""
-        if (account := self._accounts.get(tier)) is None:
+        account = self._accounts.get(tier)
+        if account is None or capacity <= 0:
             return False
-        per_s = account.share * capacity
-        account.most_s = OVER_S * per_s
-        account.credit_s = min(account.most_s, account.credit_s + per_s * max(0.0, now_s - account.at_s))
+        account.per_s = account.share * capacity
+        account.credit_s = min(OVER_S, account.credit_s + max(0.0, now_s - account.at_s))
         account.at_s = now_s
-        return account.credit_s >= 0 and work_s <= account.most_s
+        return account.credit_s >= 0 and work_s <= OVER_S * account.per_s
 
     def admitted(self, tier: Tier, work_s: float) -> None:
         """A request was admitted."""
-        if (account := self._accounts.get(tier)) is not None:
-            account.credit_s = max(account.credit_s - work_s, -account.most_s)
+        if (account := self._accounts.get(tier)) is not None and account.per_s > 0:
+            account.credit_s = max(account.credit_s - work_s / account.per_s, -OVER_S)
 
     def withdrawn(self, tier: Tier, work_s: float) -> None:
         """What was admitted is not prefill's to do after all."""
-        if (account := self._accounts.get(tier)) is not None:
-            account.credit_s += work_s
+        if (account := self._accounts.get(tier)) is not None and account.per_s > 0:
+            account.credit_s += work_s / account.per_s
 
 
 @dataclass(slots=True)
 class _Account:
-    """Of one class, in seconds of prefill work: what it may still have, and the most that is remembered."""
+    """Of one class: its share of a second, in work, and for how long it may have, or has had, all of that.
+
+    In seconds, so that what is remembered is as long whatever the fleet could do then.
+    """
 
     share: float
+    per_s: float = 0.0
     credit_s: float = 0.0
-    most_s: float = 0.0
     at_s: float = math.inf
