@@ -54,6 +54,9 @@ class _Present:
 class DecodeAccount:
     """What a class takes counts from its admission on: all that wait for prefill will decode one day.
 
+    Against its share counts what decodes at one time: of what waits for prefill no more than will be there
+    together.
+
     Args:
         tiers: The share of each class.
     """
@@ -62,7 +65,7 @@ class DecodeAccount:
         self._shares = {tier: policy.share for tier, policy in tiers.items()}
         self._present: dict[JobId, _Present] = {}
         self._taken = dict.fromkeys(tiers, _NOTHING)
-        self._decoding = _NOTHING
+        self._decoding = dict.fromkeys(tiers, _NOTHING)
         self._is_crowded = False
         self._of_each = _NOTHING
         """Of decode: a stream's part, and a token's; one of them is 0."""
@@ -90,7 +93,7 @@ class DecodeAccount:
         """A request is not prefill's any more; one that decodes, or is not known, is ignored."""
         if (request := self._present.get(job_id)) is not None and request.since_s is None:
             request.since_s = self._now_s
-            self._decoding = self._decoding.plus(request.take)
+            self._decoding[request.tier] = self._decoding[request.tier].plus(request.take)
 
     def ended(self, job_id: JobId, now_s: float) -> None:
         """A request has ended; one that is not known is ignored."""
@@ -111,7 +114,9 @@ class DecodeAccount:
         Streams that are not known here, as from before a restart, are taken to be like those that are.
         """
         self._is_crowded, self._replicas = demand.is_crowded, demand.replicas
-        decoding = self._decoding
+        decoding = _NOTHING
+        for take in self._decoding.values():
+            decoding = decoding.plus(take)
         of_stream = demand.load / max(decoding.streams, demand.requests, 1.0)
         if demand.memory > demand.pace and decoding.tokens > 0:
             self._of_each = DecodeTake(0.0, of_stream * decoding.streams / decoding.tokens)
@@ -120,20 +125,33 @@ class DecodeAccount:
 
     def is_above_share(self, tier: Tier) -> bool:
         """Whether a class takes its share of decode or more, while that is what requests wait for."""
-        return self._is_crowded and self._part(self._taken[tier]) >= self._shares[tier]
+        if not self._is_crowded:
+            return False
+        part = self._part(self._taken[tier])
+        if self._stays_s[tier]:
+            decoding = self._part(self._decoding[tier])
+            part = max(decoding, min(part, self._part(self._together(tier, self._now_s))))
+        return part >= self._shares[tier]
 
     def asked(self, now_s: float) -> float:
         """What of decode would be in use were nobody refused, in replicas.
 
-        By Little's law: how much comes in a second, times how long it stays. Of each class it is what that
-        takes at least: as long as none has ended, nobody knows how long they stay.
+        Of each class it is what that takes at least: as long as none has ended, nobody knows how long they
+        stay.
         """
-        per_s = self._decay.kept(now_s) / _MEMORY_S
         asked = [
-            max(self._part(taken), self._part(self._arrived[tier]) * per_s * self._stays_s[tier])
+            max(self._part(taken), self._part(self._together(tier, now_s)))
             for tier, taken in self._taken.items()
         ]
         return self._replicas * math.fsum(asked)
+
+    def _together(self, tier: Tier, now_s: float) -> DecodeTake:
+        """What would be there of a class at one time were none of it refused.
+
+        By Little's law: how much comes in a second, times how long it stays.
+        """
+        per_s = self._decay.kept(now_s) / _MEMORY_S
+        return _NOTHING.plus(self._arrived[tier], per_s * self._stays_s[tier])
 
     def _part(self, take: DecodeTake) -> float:
         return take.streams * self._of_each.streams + take.tokens * self._of_each.tokens
@@ -142,5 +160,5 @@ class DecodeAccount:
         if (request := self._present.pop(job_id, None)) is not None:
             self._taken[request.tier] = self._taken[request.tier].plus(request.take, -1.0)
             if request.since_s is not None:
-                self._decoding = self._decoding.plus(request.take, -1.0)
+                self._decoding[request.tier] = self._decoding[request.tier].plus(request.take, -1.0)
         return request

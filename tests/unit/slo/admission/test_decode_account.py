@@ -67,6 +67,24 @@ def test_what_waits_for_prefill_will_decode_one_day():
     assert above(account, CROWDED) == set()
 
 
+def test_of_what_waits_for_prefill_only_what_decodes_at_one_time_counts_against_the_share():
+    """One in five seconds stays for ten: two are there together, and thirty wait for prefill."""
+    account = holding([(PREMIUM, 98, DecodeTake())])
+    for number in range(200):
+        now_s, job = 5.0 * number, JobId(f"{number}")
+        account.arrived(BACKGROUND, DecodeTake(), now_s)
+        account.admitted(job, BACKGROUND, DecodeTake())
+        if number >= 30:
+            account.decodes(JobId(f"{number - 30}"))
+        if number >= 32:
+            account.ended(JobId(f"{number - 32}"), now_s)
+    assert above(account, CROWDED) == set()
+    for number in range(100):
+        account.arrived(BACKGROUND, DecodeTake(), now_s)
+        account.admitted(JobId(f"burst-{number}"), BACKGROUND, DecodeTake())
+    assert above(account, CROWDED) == {BACKGROUND}, "so many more come"
+
+
 def test_streams_that_are_not_known_count_as_others_of_nobody():
     """As after a restart of the router: what it has admitted since is not all that there is."""
     account = holding([(BACKGROUND, 10, DecodeTake(1, 100))])
