@@ -40,7 +40,7 @@ def why_not(vllm_config: VllmConfig) -> str | None:
         ),
         "vLLM has CUDA graphs in place of compiled passes here, and replays them without stopping; "
         "set enforce_eager in place of preemption.compiled": (
-            envs.VLLM_USE_BREAKABLE_CUDAGRAPH and compilation.cudagraph_mode != CUDAGraphMode.NONE
+            compilation.mode == CompilationMode.NONE and compilation.cudagraph_mode != CUDAGraphMode.NONE
         ),
         "vLLM's older Ray executor runs steps past the worker; unset VLLM_USE_RAY_V2_EXECUTOR_BACKEND": (
             parallel.distributed_executor_backend == "ray" and not envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND

@@ -149,6 +149,9 @@ class PreemptibleWorker:
         """Bytes for KV blocks: what vLLM finds, less what checkpoints may take of an accelerator's memory.
 
         With `kv_cache_memory_bytes` it is what was asked for, and checkpoints take of what is left.
+
+        Raises:
+            ValueError: when nothing is left beside checkpoints; the message names the settings.
         """
         setup, config = EngineSetup.of(self.vllm_config), self.vllm_config
         # A plan that vLLM has stored of an earlier start sets it as well.
@@ -157,7 +160,19 @@ class PreemptibleWorker:
             available: int = super().determine_available_memory()  # type: ignore[misc] # the worker mixed in
         if config.device_config.device_type == "cpu" or setup.mode != "resume" or setup.refused:
             return available
-        return available if is_asked_for else available - setup.limits.max_suspended_bytes
+        if is_asked_for:
+            return available
+        kept, left = setup.limits.max_suspended_bytes, available - setup.limits.max_suspended_bytes
+        _log.info(
+            "%d MiB are left for KV blocks, beside %d MiB for suspended prefills", left >> 20, kept >> 20
+        )
+        if left <= 0 < available:
+            raise ValueError(
+                f"of {available >> 20} MiB for KV blocks preemption.limits.max_suspended_mib keeps "
+                f"{kept >> 20} for suspended prefills; set it to less, or give the engine more memory by "
+                "gpu_memory_utilization in prefill.engine_kwargs"
+            )
+        return left
 
     def compile_or_warm_up_model(self) -> Any:
         """Warm up, then see whether a stopped pass resumes exactly; one that does not is never stopped."""

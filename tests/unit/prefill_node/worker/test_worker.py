@@ -39,6 +39,8 @@ def reason(tmp_path_factory):
         given = {"model": model, "dtype": "float32", "enforce_eager": True, **arguments}
         config = EngineArgs(**given, kv_transfer_config=transfer).create_engine_config()
         with pytest.MonkeyPatch.context() as patched:
+            # vLLM sets it while it makes the configuration, which another process does on a GPU.
+            patched.delenv("VLLM_USE_BREAKABLE_CUDAGRAPH", raising=False)
             if cascade_attn_on is not None:  # what vLLM itself does not have on a CPU
                 config.model_config.disable_cascade_attn = False
                 # An engine of an earlier test may have kept what the environment said.
@@ -169,6 +171,24 @@ def test_checkpoints_have_memory_of_their_own(device, mode, asked_for, kept_free
         )
 
     assert Preemptible().determine_available_memory() == (10 << 30) - kept_free
+
+
+@pytest.mark.parametrize("available", [2 << 30, 1 << 30])
+def test_memory_that_checkpoints_alone_take_is_refused_by_the_settings(available):
+    class Worker:
+        def determine_available_memory(self):
+            return available
+
+    class Preemptible(PreemptibleWorker, Worker):
+        vllm_config = SimpleNamespace(
+            device_config=SimpleNamespace(device_type="cuda"),
+            cache_config=SimpleNamespace(kv_cache_memory_bytes=None),
+            additional_config=EngineSetup(mode="resume", limits=Limits(max_suspended_bytes=2 << 30)).encode(),
+        )
+
+    said = f"of {available >> 20} MiB for KV blocks preemption.limits.max_suspended_mib keeps 2048"
+    with pytest.raises(ValueError, match=said):
+        Preemptible().determine_available_memory()
 
 
 @pytest.mark.parametrize("mode", ["resume", "off"])
