@@ -157,6 +157,7 @@ class _Answers:
                     await writer.drain()
         except zmtp.NoQuestionError:
             self._ignore()
+            writer.transport.abort()
         except TimeoutError:
             writer.transport.abort()  # also from what it has not read
         except (asyncio.IncompleteReadError, OSError, asyncio.CancelledError):
