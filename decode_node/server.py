@@ -324,7 +324,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         return _PACES * (self._tap.tpot_s or 0.0)
 
     def _seen(self, _: tuple[Any, ...]) -> DecodeSeen:
-        return DecodeSeen(self._replica_id, self._tap.kv_usage, self._ongoing)
+        return DecodeSeen(self._ongoing)
 
     async def __del__(self) -> None:
         """Serve's last call, with no request left."""

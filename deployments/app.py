@@ -30,10 +30,10 @@ from deployments.models.embedded import ModelStoreError
 from deployments.models.found import FoundModel
 from deployments.monitor.actor import MonitorOptions, start_own_monitor
 from deployments.replicas import NO_LIMIT, logging_of, replicas
-from router.fleet.decode_replica import KvLink
 from router.serve.deployment import SlackRouter
 from router.serve.ingress_choice import AnyIngress
 from router.serve.model_router import Route, RouterConfig
+from slo.predict.handoff import TransferFit
 from telemetry.reporting.of_model import in_names
 
 INGRESS_NAME = "Ingress"
@@ -191,14 +191,11 @@ def _small_actor(config: SlackServeConfig) -> dict[str, Any]:
     return {"num_cpus": SMALL_CPUS, **where}
 
 
-def _link(model: FoundModel) -> KvLink | None:
+def _link(model: FoundModel) -> TransferFit | None:
     """What its KV moves over, as far as it is configured or was measured."""
     if (configured := model.config.kv_transfer.link) is not None:
         return configured.link()
-    profile = model.profile
-    if profile is None or (link := profile.link(profile.kv_bytes_per_token)) is None:
-        return None
-    return KvLink(profile.kv_bytes_per_token, link.bytes_ps, link.latency_s)
+    return None if model.profile is None else model.profile.transfer
 
 
 def _core_plans(configs: Sequence[SlackServeConfig], cores: Sequence[int]) -> list[CorePlan]:

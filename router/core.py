@@ -16,7 +16,7 @@ from typing import Final
 
 from router.admission import Gate
 from router.attempts import Attempts
-from router.fleet.decode_replica import DecodeView, KvLink, Newcomer, choose_decode
+from router.fleet.decode_replica import DecodeView, Newcomer, choose_decode
 from router.fleet.one_model import of_model, with_partner
 from router.fleet.pace_model import PaceModel
 from router.fleet.prefill_replica import PlacedJob, PrefillView
@@ -37,6 +37,7 @@ from slo.admission.parts import prompts_excess
 from slo.autoscaling.need import DecodeDemand
 from slo.decode.headroom import HOLD_S
 from slo.errors import Rejected, RejectionReason
+from slo.predict.handoff import TransferFit
 from slo.reports import PrefillReported, ReplicaGone
 from slo.request import JobId
 from slo.tiers import Tier, TierPolicy
@@ -54,7 +55,7 @@ class RouterCore:
         placement: Chooses the prefill replica.
         limits: How it treats what it is told.
         started_s: When it was started, seconds on the clock of all that it is told and asked.
-        link: What KV moves over; None leaves transfers out of the choice of the decode replica.
+        link: What KV moves over; None where that is part of the handoff.
         gate: Admits or rejects requests before they are placed; by default it admits all.
 
     Attributes:
@@ -67,7 +68,7 @@ class RouterCore:
         placement: PlacementPolicy,
         limits: RouterLimits | None = None,
         started_s: float = -math.inf,
-        link: KvLink | None = None,
+        link: TransferFit | None = None,
         gate: Gate | None = None,
     ) -> None:
         self._limits = limits = limits or RouterLimits()
@@ -246,13 +247,12 @@ class RouterCore:
 
         One whose prompts a `prefill` replica can compute, if there is one; else decode computes them, too.
         """
-        if (decode_replica := request.decode_replica) is not None:
-            return self.view.decode.get(decode_replica) or DecodeView(decode_replica)
+        if (name := request.decode_replica) is not None:
+            return self.view.decode.get(name) or DecodeView(name)
         usable = of_model(self.view.usable_decode(now_s, request.failed_replicas), request.digest)
         served = [] if request.only_decode else with_partner(usable, prefill)
-        if not served:  # one that takes it, if there is one
-            served = [one for one in usable if self._prompts_excess(request, one) <= 0]
-        return choose_decode(served or usable, newcomer, self._promises.pace_s(request), self._link)
+        takes = served or [one for one in usable if self._prompts_excess(request, one) <= 0]
+        return choose_decode(takes or usable, newcomer, self._promises.pace_s(request))
 
     def _nowhere(self, request: PlacementRequested, now_s: float, *, lacks_prefill: bool) -> Rejected:
         """The refusal of a request for which there is no replica, or none was heard of yet."""

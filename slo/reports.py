@@ -97,7 +97,6 @@ class DecodeReported(Message):
         running: Requests that it has, those included that wait for a place or whose prefill still runs.
         kv_tokens: Tokens that its KV memory holds; 0 leaves it open.
         tpot_s: Recent time per output token; None when no token came since the last report.
-        link_bytes_ps: Bytes per second of its own KV link; None when it has the link of all.
         draining: Whether it is being shut down: it finishes what it has and takes no more.
         local_prefills: How many prompts it is to compute itself and has not computed yet, by whose they are.
         local_prompt_s: Recent seconds from the end of one of them to the end of the next.
@@ -113,7 +112,6 @@ class DecodeReported(Message):
     running: int
     kv_tokens: int = 0
     tpot_s: float | None = None
-    link_bytes_ps: float | None = None
     draining: bool = False
     local_prefills: Mapping[Party, int] = field(default_factory=dict)
     local_prompt_s: float = 1.0
@@ -151,6 +149,7 @@ def unsound(report: Report) -> str | None:
 
     One that is not a number is above no limit, so that nothing would ever be refused for it again.
     """
+    names: tuple[str, ...]
     match report:
         case PrefillReported(predictor=line):
             for name in ("per_token_s", "fixed_s", "per_pair_s", "floor_s", "handoff_s"):
@@ -161,7 +160,7 @@ def unsound(report: Report) -> str | None:
                 if not (_is_finite(job.work_s) and _is_finite(job.budget_s)):
                     return f"work_s and budget_s of {job.job_id} are {job.work_s} and {job.budget_s}"
         case DecodeReported():
-            names = ("kv_usage", "tpot_s", "link_bytes_ps")
+            names = ("kv_usage", "tpot_s")
             if not _is_finite(report.local_prompt_s):
                 return f"local_prompt_s is {report.local_prompt_s}"
             if report.load is not None and not _is_finite(report.load.step_s):

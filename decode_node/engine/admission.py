@@ -173,8 +173,9 @@ class _Waiters:
         is_swapped = self.swaps is not None and self.swaps.tokens_of(name) > 0
         return not (parked.is_newcomer or is_swapped or self.book.accounts[name].pulls)
 
-    def is_borne(self, parked: Parked, starts: Sequence[Parked], to_come: int) -> bool:
+    def is_borne(self, parked: Parked, starts: Sequence[Parked]) -> bool:
         """Whether the pace of those that run, and of those that start before it, bears it."""
         others = [*self.held_by, *(self.requests[one.request_id] for one in starts)]
         request = self.requests[parked.request_id]
+        to_come = self.view.expected(request, self.lengths).remaining
         return self.pace.admits(request, others, parked.since_s, self.now_s, to_come)

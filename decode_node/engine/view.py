@@ -6,7 +6,7 @@ those of several are refused on the decode tier (see `kv_transfer.connector`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from decode_node.engine.accounts import StreamAccount
@@ -16,7 +16,7 @@ from slo.decode.predicted_peak import Holding, Pool
 from slo.decode.restore import Parked
 from slo.decode.victims import HORIZON_STEPS, Stream
 from slo.request import JobId
-from slo.tiers import TierSet
+from slo.tiers import Tier, TierSet
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -163,16 +163,15 @@ class StreamView:
 
     def holding(self, request: Request, lengths: OutputLengths) -> Holding:
         """What a request holds, in whole blocks, or would hold, and for how much more memory is kept."""
-        account, emitted = self._accounts[request.request_id], request.num_output_tokens
-        expected = self.expected(request, lengths)
-        most = self._most(request)
-        remaining = lengths.remaining(account.tier, account.tenant, emitted, most)
-        return expected._replace(remaining=remaining, lasts=expected.remaining)
+        return self._holding(request, lengths.remaining)
 
     def expected(self, request: Request, lengths: OutputLengths) -> Holding:
         """What a request holds, in whole blocks, or would hold, and how much more it is expected to take."""
+        return self._holding(request, lengths.expected)
+
+    def _holding(self, request: Request, to_come: Callable[[Tier, str, int, int], int]) -> Holding:
         account, emitted = self._accounts[request.request_id], request.num_output_tokens
-        remaining = lengths.expected(account.tier, account.tenant, emitted, self._most(request))
+        remaining = to_come(account.tier, account.tenant, emitted, self._most(request))
         blocks = max(len(self.blocks(request)), self.blocks_for(request.num_tokens))
         rank, waits = self._tiers.rank(account.tier), not self.blocks(request)
         return Holding(blocks * self.block_tokens, remaining, rank, waits)

@@ -4,11 +4,11 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from router.fleet.decode_replica import KvLink
 from slo.autoscaling.scaler import ScalingRules
 from slo.files.strict_yaml import Positive, Section
 from slo.liveness import HUNG_AFTER_S
 from slo.objectives import MAX_OBJECTIVE_MS
+from slo.predict.handoff import TransferFit
 
 LAST_PORT: Final = 65535
 CUDA_HUNG_AFTER_S: Final = 30.0
@@ -218,9 +218,9 @@ class KVLinkConfig(Section):
     gigabytes_per_s: Positive = Field(description="Bandwidth into one decode replica, 10^9 bytes per second.")
     latency_ms: Annotated[float, Field(ge=0, le=MAX_OBJECTIVE_MS)] = 0.0
 
-    def link(self) -> KvLink:
+    def link(self) -> TransferFit:
         """The same in the router's vocabulary."""
-        return KvLink(self.bytes_per_token, self.gigabytes_per_s * 1e9, self.latency_ms / 1e3)
+        return TransferFit(self.latency_ms / 1e3, self.bytes_per_token / (self.gigabytes_per_s * 1e9))
 
 
 class KVTransferConfig(Section):
@@ -228,7 +228,7 @@ class KVTransferConfig(Section):
 
     link: KVLinkConfig | None = Field(
         None,
-        description="What KV moves over, by which decode replicas are compared; none takes the profile's.",
+        description="What KV moves over, which local_below reckons with; none takes the profile's.",
     )
 
     buffer_device: Literal["auto", "cpu", "cuda"] = Field(

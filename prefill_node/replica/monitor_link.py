@@ -8,7 +8,7 @@ from its own passes, times the correction that the monitor answers with. When re
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from prefill_node.board.events import Passed
@@ -31,20 +31,12 @@ class Monitored:
 
     Args:
         governor: Its predictor and rules are those of the configuration, and follow passes and the monitor.
-        kv_usage: Fraction of its KV blocks in use.
         measured_at: Prompt lengths that the predictor was measured at.
     """
 
-    def __init__(
-        self,
-        replica_id: ReplicaId,
-        governor: Governor,
-        kv_usage: Callable[[], float],
-        measured_at: Sequence[int] = (),
-    ) -> None:
+    def __init__(self, replica_id: ReplicaId, governor: Governor, measured_at: Sequence[int] = ()) -> None:
         self._replica_id = replica_id
         self._governor = governor
-        self._kv_usage = kv_usage
         self._passes = LearnedPasses(governor.ledger.predictor, measured_at)
         self._correction = UNCORRECTED
         self._rules = governor.rules
@@ -100,4 +92,4 @@ class Monitored:
         kept = None if view is None or view.step is None else watch.kept(view.step.step_id)
         reached = watch.reached()
         work = replica_seen(self._replica_id, self._governor, view, reached, kept, time.monotonic())
-        return PrefillSeen(work, events, self._kv_usage(), self._correction)
+        return PrefillSeen(work, events, self._correction)

@@ -156,12 +156,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         self._reports = reports = ReportBuilder(
             self._replica_id, self.engine, self._governor, self._tap, self._instruments, node.digest
         )
-        monitored = Monitored(
-            self._replica_id,
-            self._governor,
-            lambda: self._tap.kv_usage,
-            [sample.tokens for sample in samples],
-        )
+        monitored = Monitored(self._replica_id, self._governor, [sample.tokens for sample in samples])
         record = PreemptionRecord(self._instruments, ledger, monitored.passed, reports.note_hit)
         self._history = record.history
         self._watch = watch = Watch(board, self._governor, record)

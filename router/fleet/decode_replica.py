@@ -32,23 +32,6 @@ _IN_TRANSIT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class KvLink:
-    """What KV cache moves over from prefill to decode.
-
-    Attributes:
-        latency_s: Of a transfer, however small.
-    """
-
-    bytes_per_token: int
-    bytes_ps: float
-    latency_s: float = 0.0
-
-    def transfer_s(self, tokens: int) -> float:
-        """Seconds until the KV of a prompt has arrived, if nothing else is on its way."""
-        return self.latency_s + tokens * self.bytes_per_token / self.bytes_ps
-
-
-@dataclass(frozen=True, slots=True)
 class Newcomer:
     """A request that wants to decode.
 
@@ -83,7 +66,6 @@ class DecodeView:
         running: Requests that it has, those whose prefill still runs included.
         decoding: Those of them that decode.
         kv_tokens: Tokens that its KV memory holds; 0 when it has not said.
-        link_bytes_ps: Of the link into it, when it has one of its own.
         placed_since_report: Requests sent to it that its report does not show yet.
         draining: Whether it is being shut down; nothing is placed there any more.
         caches_prefixes: Whether requests there share the KV of prompts that begin alike.
@@ -102,7 +84,6 @@ class DecodeView:
     decoding: int = 0
     reported_at_s: float = -math.inf
     kv_tokens: int = 0
-    link_bytes_ps: float | None = None
     placed_since_report: int = 0
     draining: bool = False
     caches_prefixes: bool = True
@@ -121,8 +102,7 @@ class DecodeView:
         """Take its word; `ranks` are those of the tiers."""
         self.kv_usage, self.running, self.kv_tokens = event.kv_usage, event.running, event.kv_tokens
         self.decoding = max(0, event.running - len(event.awaited))
-        self.link_bytes_ps, self.draining = event.link_bytes_ps, event.draining
-        self.caches_prefixes, self.digest = event.caches_prefixes, event.digest
+        self.draining, self.caches_prefixes, self.digest = event.draining, event.caches_prefixes, event.digest
         self.local_prefills, self.local_prompt_s = Counter(event.local_prefills), event.local_prompt_s
         self.reported_at_s = now_s
         self.placed_since_report = 0
@@ -263,7 +243,7 @@ class DecodeView:
         known = load.streams.get(newcomer.job_id) if ticket is None else ticket.holding
         if newcomer.most_output or known is None:
             return holding
-        return holding._replace(remaining=known.remaining, lasts=known.lasts)
+        return holding._replace(remaining=known.remaining)
 
     @staticmethod
     def _holding(load: DecodeLoad, newcomer: Newcomer) -> Holding:
@@ -273,29 +253,20 @@ class DecodeView:
 
 
 def choose_decode(
-    replicas: Sequence[DecodeView], newcomer: Newcomer, tpot_s: float | None, link: KvLink | None
+    replicas: Sequence[DecodeView], newcomer: Newcomer, tpot_s: float | None
 ) -> DecodeView | None:
     """The replica that takes a request, None of none.
 
-    In order: one with memory for it; one that is predicted to keep the pace; the one over whose link the KV
-    comes soonest, in steps of a tenth of a second; the emptiest, in steps; the fewest requests. `link` is
-    what KV moves over, for replicas without a link of their own; None leaves transfers out.
+    In order: one with memory for it; one that is predicted to keep the pace; the emptiest, in steps; the
+    fewest requests.
     """
 
-    def key(replica: DecodeView) -> tuple[bool, bool, int, int, int, float]:
-        usage, tokens = replica.usage_with(newcomer), newcomer.tokens
+    def key(replica: DecodeView) -> tuple[bool, bool, int, int, float]:
+        usage = replica.usage_with(newcomer)
         streams = replica.streams_with(newcomer.rank) + 1
         predicted_s = None if tpot_s is None else replica.pace.tpot_s(streams)
         too_slow = tpot_s is not None and predicted_s is not None and predicted_s > tpot_s
         requests = replica.streams_with(0)  # all of them will decode there one day
-        way = 0 if link is None else round(10 * link_to(replica, link).transfer_s(tokens))
-        return not replica.has_room(newcomer), too_slow, way, int(usage / _KV_STEP), requests, usage
+        return not replica.has_room(newcomer), too_slow, int(usage / _KV_STEP), requests, usage
 
     return min(replicas, key=key, default=None)
-
-
-def link_to(replica: DecodeView, link: KvLink) -> KvLink:
-    """The link into a replica: its own, or that of all."""
-    if replica.link_bytes_ps is None:
-        return link
-    return KvLink(link.bytes_per_token, replica.link_bytes_ps, link.latency_s)

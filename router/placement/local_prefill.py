@@ -6,12 +6,13 @@ cache. Computing it among decode's tokens costs each stream that runs there what
 
 from __future__ import annotations
 
-from router.fleet.decode_replica import DecodeView, KvLink, link_to
+from router.fleet.decode_replica import DecodeView
 from router.placement.policies import Choice
+from slo.predict.handoff import TransferFit
 
 
 def is_cheaper_on_decode(
-    tokens: int, choice: Choice, decode: DecodeView, now_s: float, link: KvLink | None
+    tokens: int, choice: Choice, decode: DecodeView, now_s: float, link: TransferFit | None
 ) -> bool:
     """Whether it delays this prompt and the streams together less than prefill would delay the prompt.
 
@@ -27,6 +28,6 @@ def is_cheaper_on_decode(
     """
     predictor = choice.replica.predictor
     pass_s = predictor.prefill_s(tokens)
-    transfer_s = 0.0 if link is None else link_to(decode, link).transfer_s(tokens)
+    transfer_s = 0.0 if link is None else link.transfer_s(tokens)
     remote_s = choice.end_s - now_s + predictor.handoff_s + transfer_s
     return pass_s + decode.streams_soon * (pass_s - predictor.least_s) < remote_s

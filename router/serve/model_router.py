@@ -17,7 +17,7 @@ from typing import Any, Final, assert_never
 
 from router.admission import Gate
 from router.core import RouterCore
-from router.fleet.decode_replica import DecodeView, KvLink
+from router.fleet.decode_replica import DecodeView
 from router.fleet.prefill_replica import PrefillView
 from router.fleet.view import RouterLimits
 from router.messages import JobEnded, LiveJobs, Placed, PlacementDecision, PlacementRequested
@@ -29,6 +29,7 @@ from slo.autoscaling.need import FleetDemand, PrefillDemand
 from slo.errors import Rejected
 from slo.monitor.messages import Role, RouterSeen
 from slo.monitor.policy import ClusterPolicy
+from slo.predict.handoff import TransferFit
 from slo.reports import DecodeReported, PrefillReported, ReplicaGone, Report, unsound
 from slo.request import JobId, ReplicaId
 from slo.tiers import Tier, TierSet
@@ -60,7 +61,7 @@ class Route:
         longest: As `RouterLimits.longest`.
     """
 
-    link: KvLink | None = None
+    link: TransferFit | None = None
     local_below_tokens: int = 0
     longest: int | None = None
 

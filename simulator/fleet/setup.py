@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from router.fleet.decode_replica import KvLink
 from router.fleet.view import RouterLimits
 from simulator.arms.arm import Arm
 from simulator.cost.decode_steps import INSTANT_DECODE, DecodeModel
@@ -22,7 +21,7 @@ from simulator.replica.loop import EventLoop
 from slo.admission.controller import AdmissionController
 from slo.admission.rules import AdmissionRules
 from slo.admission.tenant_limits import TenantGates
-from slo.predict.handoff import Link
+from slo.predict.handoff import Link, TransferFit
 from slo.tiers import DEFAULT_TIERS, TierSet
 
 HANDOFF_S: Final = 0.002
@@ -126,10 +125,10 @@ class FleetSetup:
     admission: AdmissionRules | None = None
     seed: int = 0
 
-    def kv_link(self) -> KvLink:
+    def kv_link(self) -> TransferFit:
         """What the router is told of the link."""
         size = self.hardware.cost.shape.kv_bytes_per_token
-        return KvLink(size, self.link.bytes_ps, self.link.latency_s)
+        return TransferFit(self.link.latency_s, size / self.link.bytes_ps)
 
     def decode_replica(self, loop: EventLoop) -> SimulatedDecode:
         """A decode replica."""

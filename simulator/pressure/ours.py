@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +19,7 @@ from slo.decode.restore import Parked, restore_order
 from slo.decode.victims import HORIZON_STEPS, HostRoom, Stream, VictimRules
 from slo.queue.ageing import Ageing
 from slo.request import JobId
-from slo.tiers import TierSet
+from slo.tiers import Tier, TierSet
 
 _LONGEST: Final = 1 << 20
 """Tokens that no answer has."""
@@ -193,13 +193,17 @@ class Ours:
 
     def holding(self, engine: PressedEngine, one: PressedStream) -> Holding:
         """What a request holds, or would hold, and for how much more memory is kept."""
-        expected, most = self._expected(engine, one), one.asked.most - one.emitted
-        remaining = self.lengths.remaining(one.asked.tier, "", one.emitted, most)
-        return expected._replace(remaining=remaining, lasts=expected.remaining)
+        return self._reckoned(engine, one, self.lengths.remaining)
 
     def _expected(self, engine: PressedEngine, one: PressedStream) -> Holding:
         """The same with how much more it is expected to take."""
-        remaining = self.lengths.expected(one.asked.tier, "", one.emitted, one.asked.most - one.emitted)
+        return self._reckoned(engine, one, self.lengths.expected)
+
+    @staticmethod
+    def _reckoned(
+        engine: PressedEngine, one: PressedStream, to_come: Callable[[Tier, str, int, int], int]
+    ) -> Holding:
+        remaining = to_come(one.asked.tier, "", one.emitted, one.asked.most - one.emitted)
         blocks = max(engine.held(one), engine.setup.blocks_of(one.length))
         waits = not engine.held(one)
         return Holding(blocks * engine.setup.block_tokens, remaining, one.rank, waits)
@@ -225,7 +229,7 @@ class _Waiters:
         """Whether what it has lost is not in host memory."""
         return not (parked.is_newcomer or self.by_name[parked.request_id].swapped)
 
-    def is_borne(self, parked: Parked, starts: Sequence[Parked], to_come: int) -> bool:  # noqa: ARG002
+    def is_borne(self, parked: Parked, starts: Sequence[Parked]) -> bool:  # noqa: ARG002
         """Always."""
         return True
 

@@ -30,7 +30,7 @@ class Waiters(Protocol):
     def is_computed_again(self, parked: Parked) -> bool:
         """Whether what it has lost is computed again here; false for a newcomer."""
 
-    def is_borne(self, parked: Parked, starts: Sequence[Parked], to_come: int) -> bool:
+    def is_borne(self, parked: Parked, starts: Sequence[Parked]) -> bool:
         """Whether the pace of those that run, and of those that start before it, bears it."""
 
 
@@ -110,7 +110,7 @@ def starts(
             needs = _needs(parked, waiters, newcomer, room, now_s, is_top=is_top)
         computes = waiters.is_computed_again(parked)
         has_turn = not (room.restores and computes)
-        if needs is None or (has_turn and not (is_top or waiters.is_borne(parked, found, newcomer.ends_in))):
+        if needs is None or (has_turn and not (is_top or waiters.is_borne(parked, found))):
             if is_top:
                 break
             is_held = True

@@ -79,7 +79,7 @@ class Outlook:
         What was told was so `age_s` ago: the streams have gone on meanwhile.
         """
         held = self._look()
-        all_end = all(one.ends_in == 0 for one in held)
+        all_end = all(one.remaining == 0 for one in held)
         if all_end or self.fits(newcomer, is_top=is_top, prefix_tokens=prefix_tokens):
             return 0.0
         limit = self.limit_tokens(is_top=is_top, prefix_tokens=prefix_tokens)

@@ -23,30 +23,12 @@ class Holding(NamedTuple):
         remaining: Tokens that it is predicted to emit.
         rank: Of its tier; a newcomer is not kept waiting by tiers below its own.
         waits: Whether it has no memory yet, and emits nothing.
-        lasts: Tokens after which it is expected to end; `remaining` where None. The former is the mean, the
-            latter what is reckoned with so that memory is used well.
     """
 
     tokens: int
     remaining: int
     rank: int = 0
     waits: bool = False
-    lasts: int | None = None
-
-    @property
-    def ends_in(self) -> int:
-        """Tokens after which it is expected to end."""
-        return self.remaining if self.lasts is None else self.lasts
-
-    def after(self, tokens: int) -> Holding:
-        """What it holds so many tokens later, before its end.
-
-        Nobody sees an answer's end come, so as much memory is reckoned with for it then as now; less of one
-        that may have no more than that.
-        """
-        left = self.ends_in - tokens
-        remaining = left if self.remaining == self.ends_in else self.remaining
-        return Holding(self.tokens + tokens, remaining, self.rank, lasts=left)
 
 
 class PoolFit(NamedTuple):

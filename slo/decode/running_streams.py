@@ -17,15 +17,15 @@ _Ints: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.int64]]"
 
 
 class RunningStreams:
-    """What each stream holds, will emit at most, and will emit until its end is expected.
+    """What each stream holds and will emit.
 
-    The same as lists of `Holding`, `predicted_peak` and `Holding.after`, for as many as an engine can have.
+    The same as lists of `Holding` and `predicted_peak`, for as many as an engine can have.
     """
 
     __slots__ = ("_behind", "_held", "_peaks", "_rows")
 
     def __init__(self, rows: _Ints) -> None:
-        """`rows` are the negated `remaining`, in ascending order, the tokens and `ends_in`."""
+        """`rows` are the negated `remaining`, in ascending order, and the tokens."""
         self._rows = rows
         self._held: _Ints | None = None
         self._peaks = self._behind = rows[0]
@@ -50,7 +50,7 @@ class RunningStreams:
 
         Nobody lowers the peak by joining, so that one who does not fit keeps out all behind.
         """
-        order, tokens, _ = np.concatenate((self._rows, _rows(waiting)), axis=1)
+        order, tokens = np.concatenate((self._rows, _rows(waiting)), axis=1)
         numbers = np.arange(1, len(waiting) + 1)
         turns = np.concatenate((np.zeros(len(self), np.int64), numbers))
         by_end = order.argsort(kind="stable")
@@ -74,19 +74,13 @@ class RunningStreams:
 
     def after(self, at_once: int) -> tuple[int, RunningStreams]:
         """What they are after so many steps that at least `at_once` of them end, or all; and these steps."""
-        ends_in = self._rows[2]
-        last = min(at_once, len(self)) - 1
-        steps = max(1, int(np.partition(ends_in, last)[last]))
-        rows = self._rows[:, ends_in > steps]
-        was_end = rows[0] == -rows[2]
-        rows[1] += steps
-        rows[2] -= steps
-        rows[0] += steps * was_end
-        return steps, RunningStreams(rows[:, rows[0].argsort(kind="stable")])
+        ends = self._rows[0]
+        steps = max(1, -int(ends[-min(at_once, len(self))]))
+        return steps, RunningStreams(self._rows[:, ends < -steps] + steps)
 
     def _look(self) -> None:
         """Work out what every newcomer is held against."""
-        order, tokens, _ = self._rows
+        order, tokens = self._rows
         count = len(self)
         self._held = np.zeros(count + 1, np.int64)
         np.cumsum(tokens, out=self._held[1:])
@@ -97,5 +91,5 @@ class RunningStreams:
 
 
 def _rows(streams: Iterable[Holding]) -> _Ints:
-    rows = [(-one.remaining, one.tokens, one.ends_in) for one in streams]
-    return np.array(rows, np.int64).reshape(-1, 3).T
+    rows = [(-one.remaining, one.tokens) for one in streams]
+    return np.array(rows, np.int64).reshape(-1, 2).T

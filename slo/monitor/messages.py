@@ -17,7 +17,6 @@ from slo.monitor.settings import MonitorSettings
 from slo.outcomes import RequestEnded
 from slo.predict.prediction_error import UNCORRECTED, PassMeasured
 from slo.protocol import Message
-from slo.request import ReplicaId
 from slo.tiers import Tier
 
 
@@ -71,13 +70,11 @@ class PrefillSeen:
     Attributes:
         work: What runs and who waits.
         measured: Forward passes that ended since the last report.
-        kv_usage: Fraction of its KV blocks in use.
         correction: Of its predictions, which it follows.
     """
 
     work: ReplicaSeen
     measured: tuple[PassMeasured, ...] = ()
-    kv_usage: float = 0.0
     correction: float = UNCORRECTED
 
     @property
@@ -88,10 +85,8 @@ class PrefillSeen:
 
 @dataclass(frozen=True, slots=True)
 class DecodeSeen:
-    """A decode replica says how full it is."""
+    """A decode replica says how many requests it has."""
 
-    replica_id: ReplicaId
-    kv_usage: float
     running: int
 
     @property

@@ -54,7 +54,7 @@ def participants(corrections):
     yield Participant(
         SLOW,
         Role.PREFILL,
-        lambda passes: PrefillSeen(ReplicaSeen(SLOW, None, ()), passes, 0.5, corrections[-1]),
+        lambda passes: PrefillSeen(ReplicaSeen(SLOW, None, ()), passes, corrections[-1]),
         correct=corrections.append,
         model=MODEL,
     )

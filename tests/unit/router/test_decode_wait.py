@@ -61,7 +61,7 @@ def test_memory_is_kept_for_what_a_stream_that_goes_on_after_a_loss_has_not_answ
     goes_on = asked(STANDARD, 100, answered_tokens=1900, is_admitted=True, however_late=True)
     assert isinstance(core.place(replace(goes_on, output_tokens=most), 0.0), Placed)
     (holding,) = core.view.decode[ReplicaId("decode")].sent.on_way
-    assert (holding.tokens, holding.remaining, holding.ends_in) == (2000, left, left)
+    assert (holding.tokens, holding.remaining) == (2000, left)
 
 
 @pytest.mark.parametrize("cause", [FailureCause.REPLICA_DIED, FailureCause.LEFT])
@@ -77,7 +77,7 @@ def test_as_much_memory_is_kept_for_one_whose_prefill_is_placed_again(cause, has
     assert isinstance(core.place(PlacementRequested.again(lost), 1.0), Placed)
     ticket = core.view.decode[decode].sent.tickets[JobId("job")]
     assert (ticket.holding.tokens, ticket.holding.remaining, ticket.holding.waits) == (1004, 8, True)
-    assert ticket.holding.ends_in == 8, "not as long as its tier's answers are in the mean"
+    assert ticket.holding.remaining == 8, "not as long as its tier's answers are in the mean"
 
 
 def test_it_waits_for_a_first_token_that_decode_samples():

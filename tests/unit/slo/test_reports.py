@@ -28,7 +28,7 @@ def spoiled(wrong):
         yield name, replace(PREFILL, **{name: wrong})
     for part in fields(PrefillPredictor):
         yield part.name, replace(PREFILL, predictor=replace(PREFILL.predictor, **{part.name: wrong}))
-    for name in ("kv_usage", "tpot_s", "link_bytes_ps"):
+    for name in ("kv_usage", "tpot_s"):
         yield name, replace(DECODE, **{name: wrong})
     for name in ("work_s", "budget_s"):
         yield name, replace(PREFILL, jobs=(structs.replace(JOB, **{name: wrong}),))

@@ -358,3 +358,9 @@ def test_an_engine_may_take_longer_where_it_compiles_kernels():
 def test_prompts_that_decode_shall_compute_need_the_means():
     with pytest.raises(ConfigError, match=r"degraded\.local_prefill"):
         parse({"kv_transfer": {"local_below": 64}, "degraded": {"local_prefill": False}})
+
+
+def test_a_transfer_takes_its_latency_and_bytes_over_bandwidth():
+    link = {"bytes_per_token": 100_000, "gigabytes_per_s": 1, "latency_ms": 10}
+    given = parse({"model": "m", "kv_transfer": {"link": link}}, "test")
+    assert given.kv_transfer.link.link().transfer_s(1000) == pytest.approx(0.01 + 0.1)

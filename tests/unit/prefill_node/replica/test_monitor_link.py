@@ -197,7 +197,7 @@ def test_a_directive_that_makes_no_sense_any_more_does_nothing(watched, directiv
 
 def test_a_policy_changes_the_rules_but_neither_mode_nor_limits_nor_predictions():
     watched = governor(URGENT, mode=PreemptionMode.RECOMPUTE, max_preemptions=3)
-    monitored = Monitored(R, watched, lambda: 0.0)
+    monitored = Monitored(R, watched)
     monitored.correct(2.0)
     monitored.follow(ClusterPolicy(1, preemption=PreemptionPolicy.RESCUE, margin=4.0))
     assert watched.ledger.predictor.prefill_s(1000) == pytest.approx(2.0)
@@ -208,7 +208,7 @@ def test_a_policy_changes_the_rules_but_neither_mode_nor_limits_nor_predictions(
 
 def test_a_correction_is_of_the_predictions_alone():
     watched = governor(URGENT)
-    monitored = Monitored(R, watched, lambda: 0.0)
+    monitored = Monitored(R, watched)
     before_s = watched.waiting(view(), NOW_S)[0].remaining_s
     monitored.follow(ClusterPolicy(1, margin=4.0))
     monitored.correct(2.0)
@@ -220,7 +220,7 @@ def test_a_correction_is_of_the_predictions_alone():
 
 def test_corrections_are_of_the_configured_predictor_and_do_not_multiply():
     watched = governor()
-    monitored = Monitored(R, watched, lambda: 0.0)
+    monitored = Monitored(R, watched)
     monitored.correct(2.0)
     monitored.correct(3.0)
     assert watched.ledger.predictor.prefill_s(1000) == pytest.approx(3.0)
@@ -230,7 +230,7 @@ def test_corrections_are_of_the_configured_predictor_and_do_not_multiply():
 
 
 def test_a_measured_pass_is_told_beside_both_predictions():
-    monitored = Monitored(R, governor(), lambda: 0.0)
+    monitored = Monitored(R, governor())
     monitored.correct(2.0)
     told = monitored.learn(Passed(500, 0.0, 1.2))
     assert (told.corrected_s, told.measured_s) == pytest.approx((1.0, 1.2))

@@ -5,15 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.fleet.decode_replica import DecodeView, KvLink, Newcomer, choose_decode
+from router.fleet.decode_replica import DecodeView, Newcomer, choose_decode
 from router.fleet.pace_model import PaceModel
 from slo.decode.headroom import DecodeLoad
 from slo.decode.predicted_peak import Holding
 from slo.reports import AwaitedKv, DecodeReported
 from slo.request import JobId, ReplicaId
 from slo.tiers import BACKGROUND, PREMIUM, STANDARD
-
-LINK = KvLink(bytes_per_token=100_000, bytes_ps=1e9, latency_s=0.01)
 
 
 def replica(name, kv_usage=0.0, running=0, **rest):
@@ -22,8 +20,8 @@ def replica(name, kv_usage=0.0, running=0, **rest):
     return known
 
 
-def chosen(*replicas, tokens=1000, tpot_s=None, link=None):
-    found = choose_decode(replicas, Newcomer(JobId("job"), STANDARD, tokens), tpot_s, link)
+def chosen(*replicas, tokens=1000, tpot_s=None):
+    found = choose_decode(replicas, Newcomer(JobId("job"), STANDARD, tokens), tpot_s)
     return None if found is None else found.replica_id
 
 
@@ -37,8 +35,6 @@ QUICK = {"kv_usage": 0.5, "running": 9, "tpot_s": 0.02}
         ({"kv_usage": 0.8}, {"kv_usage": 0.1, "running": 50}, {}, "second"),
         ({"kv_usage": 0.11, "running": 3}, {"kv_usage": 0.14, "running": 2}, {}, "second"),
         ({"kv_usage": 0.1, "kv_tokens": 1000}, {"kv_usage": 0.5, "kv_tokens": 9000}, {}, "second"),
-        ({"link_bytes_ps": 1e8}, {"kv_usage": 0.4}, {"link": LINK}, "second"),
-        ({"link_bytes_ps": 1e8}, {"kv_usage": 0.4}, {}, "first"),
         (SLOW, QUICK, {"tpot_s": 0.04}, "second"),
         (SLOW, QUICK, {}, "first"),
     ],
@@ -46,8 +42,6 @@ QUICK = {"kv_usage": 0.5, "running": 9, "tpot_s": 0.02}
         "the emptier",
         "of about equally empty ones the less busy",
         "with headroom for the prompt",
-        "over the faster link",
-        "a link matters only when there is a profile",
         "that keeps the pace",
         "the pace matters only to those who ask for one",
     ],
@@ -130,7 +124,7 @@ def test_equal_replicas_share_what_comes_while_its_prefills_run(is_pressed):
     taken = {"a": [], "b": []}
     for number in range(60):  # ten a second, of 8,000 tokens each, and their prefills take six seconds
         now_s, newcomer = number / 10, one_of(8000, str(number))
-        found = choose_decode(known, newcomer, None, None)
+        found = choose_decode(known, newcomer, None)
         found.placed(newcomer, now_s)
         taken[found.replica_id].append(newcomer.job_id)
         pulled_s[newcomer.job_id] = now_s + 6.0
@@ -316,16 +310,12 @@ def test_what_waits_for_its_prefill_counts_for_its_own_tier_and_below(tier, expe
     waits.reported(DecodeReported(waits.replica_id, 0.1, 42, awaited=waiting(40, tier)), 2.0, RANKS)
     busy.reported(DecodeReported(busy.replica_id, 0.1, 30), 2.0, RANKS)
     newcomer = Newcomer(JobId("job"), STANDARD, 100, rank=1)
-    assert choose_decode([waits, busy], newcomer, 0.035, None).replica_id == expected
+    assert choose_decode([waits, busy], newcomer, 0.035).replica_id == expected
     others = replace(newcomer, tier=PREMIUM)
-    assert choose_decode([waits, busy], others, None, None).replica_id == "busy", "it has fewer in all"
+    assert choose_decode([waits, busy], others, None).replica_id == "busy", "it has fewer in all"
     if tier is BACKGROUND:
         below = Newcomer(JobId("job"), BACKGROUND, 100, rank=0)
-        assert choose_decode([waits, busy], below, 0.035, None).replica_id == "busy"
+        assert choose_decode([waits, busy], below, 0.035).replica_id == "busy"
     waits.placed(replace(newcomer, job_id=JobId("waits 1")), 2.5)
     waits.job_ended(JobId("waits 0"))
     assert waits.streams_with(0) == 41, "one is prefilled once more, one has ended"
-
-
-def test_a_transfer_takes_latency_and_bytes_over_bandwidth():
-    assert LINK.transfer_s(1000) == pytest.approx(0.01 + 0.1)

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from router.core import RouterCore
-from router.fleet.decode_replica import DecodeView, KvLink
+from router.fleet.decode_replica import DecodeView
 from router.fleet.view import RouterLimits
 from router.messages import Placed, PlacementReason, PlacementRequested
 from router.placement.least_harm import LeastHarm
@@ -11,6 +11,7 @@ from router.placement.local_prefill import is_cheaper_on_decode
 from router.placement.policies import NewPrefill
 from slo.errors import RejectionReason
 from slo.objectives import Objective
+from slo.predict.handoff import TransferFit
 from slo.predict.prefill_time import PrefillPredictor
 from slo.reports import DecodeReported, OutstandingJob, PrefillReported
 from slo.request import JobId, ReplicaId
@@ -116,4 +117,4 @@ def test_a_slow_link_is_a_part_of_the_way():
     choice = LeastHarm().choose(NewPrefill(40, 10.0, 1.0), [replica], 0.0)
     streams = dataclasses.replace(DecodeView(DECODE), decoding=4)
     assert not is_cheaper_on_decode(40, choice, streams, 0.0, None)
-    assert is_cheaper_on_decode(40, choice, streams, 0.0, KvLink(1000, 1e9, latency_s=0.1))
+    assert is_cheaper_on_decode(40, choice, streams, 0.0, TransferFit(0.1, 1e-6))

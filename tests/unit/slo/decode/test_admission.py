@@ -42,9 +42,8 @@ class Waiters:
     def is_computed_again(self, parked):
         return not parked.is_newcomer and parked.request_id not in self.swapped
 
-    def is_borne(self, parked, starts, to_come):
+    def is_borne(self, parked, starts):
         assert parked not in starts
-        assert to_come > 0
         return parked.request_id not in self.slow
 
 

@@ -16,7 +16,6 @@ NEWCOMER = st.builds(
     st.integers(0, 60),
     st.integers(0, 2),
     waits=st.just(value=False),
-    lasts=st.none(),
 )
 STREAMS = st.lists(NEWCOMER, max_size=10)
 ANY = st.builds(
@@ -25,7 +24,6 @@ ANY = st.builds(
     st.integers(0, 60),
     st.integers(0, 1),
     st.booleans(),
-    st.one_of(st.none(), st.integers(0, 60)),
 )
 SENT = ANY.map(lambda one: one._replace(waits=True))
 
@@ -90,15 +88,6 @@ def test_what_is_shared_counts_once_and_only_for_those_who_may_share_it():
     assert fits(load([*tops, waits], shared_tokens=300), newcomer, is_top=True), "it holds nothing"
 
 
-def test_a_wait_goes_by_when_streams_end_and_not_by_what_memory_is_reckoned_with():
-    stream = Holding(900, 50, lasts=100)
-    assert wait_s(load([stream]), Holding(100, 10)) == pytest.approx(10.0)
-    assert stream.after(40) == Holding(940, 50, lasts=60), "nobody will see its end come"
-    assert Holding(900, 100, lasts=100).after(40) == Holding(940, 60, lasts=60), "it may have no more"
-    growing = Holding(900, 10, lasts=100)
-    assert wait_s(load([growing]), Holding(30, 10)) == pytest.approx(0.0)
-
-
 def test_a_wait_is_never_nothing_while_steps_are_not_known():
     asked = load([Holding(900, 50)], step_s=0.0)
     assert wait_s(asked, Holding(100, 10)) == 50 * LEAST_STEP_S
@@ -132,7 +121,7 @@ def in_turn_s(load, newcomer, sent, prefix_tokens, age_s):
     limit = USABLE * load.pool_tokens - load.reserve_tokens
     limit += max(0, load.shared_tokens + prefix_tokens - lower)
     held = [one for one in (*load.streams.values(), *sent) if one.rank >= newcomer.rank]
-    if all(one.ends_in == 0 for one in held) or predicted_peak([*held, newcomer]) <= limit:
+    if all(one.remaining == 0 for one in held) or predicted_peak([*held, newcomer]) <= limit:
         return 0.0
     running = [one for one in held if not one.waits]
     waiting, steps = [*[one for one in held if one.waits], newcomer], 0
@@ -141,8 +130,9 @@ def in_turn_s(load, newcomer, sent, prefix_tokens, age_s):
             running.append(waiting.pop(0))
         if not waiting:
             return max(0.0, steps * load.step_s - age_s)
-        ends = max(1, min(one.ends_in for one in running))
-        running = [one.after(ends) for one in running if one.ends_in > ends]
+        ends = max(1, min(one.remaining for one in running))
+        running = [one._replace(tokens=one.tokens + ends, remaining=one.remaining - ends) for one in running]
+        running = [one for one in running if one.remaining > 0]
         steps += ends
     return FAR_S
 
@@ -173,8 +163,8 @@ def test_one_that_was_asked_before_says_what_one_asked_for_the_first_time_does(s
 def test_the_ends_of_the_streams_are_gone_through_once_however_many_ask(monkeypatch):
     steps, after = [], RunningStreams.after
     monkeypatch.setattr(RunningStreams, "after", lambda *args: steps.append(1) or after(*args))
-    streams = [Holding(2500, 1000, 1, lasts=1000 + number) for number in range(200)]
-    sent = [Holding(1500, 256, 1, True, 256) for _ in range(100)]
+    streams = [Holding(2500, 1000 + number, 1) for number in range(200)]
+    sent = [Holding(1500, 256, 1, True) for _ in range(100)]
     outlook = Outlook(load(streams, 700_000, step_s=0.03), 1, sent)
     first_s = outlook.wait_s(Holding(500, 256, 1), is_top=False)
     assert 0 < first_s < FAR_S
@@ -182,7 +172,7 @@ def test_the_ends_of_the_streams_are_gone_through_once_however_many_ask(monkeypa
     for number in range(100):
         assert 0 < outlook.wait_s(Holding(400 + number, 256, 1), is_top=False) <= first_s
     assert len(steps) == once
-    sent.append(Holding(500, 256, 1, True, 256))
+    sent.append(Holding(500, 256, 1, True))
     outlook.joined(sent[-1])
     outlook.wait_s(Holding(500, 256, 1), is_top=False)
     assert len(steps) - once <= 3, "from where the newest was let in"

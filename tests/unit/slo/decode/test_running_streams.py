@@ -11,9 +11,7 @@ from slo.decode.predicted_peak import Holding, predicted_peak
 from slo.decode.running_streams import RunningStreams
 from slo.request import JobId
 
-STREAM = st.builds(
-    Holding, st.integers(0, 300), st.integers(0, 60), lasts=st.one_of(st.none(), st.integers(0, 60))
-)
+STREAM = st.builds(Holding, st.integers(0, 300), st.integers(0, 60))
 
 
 @given(st.lists(STREAM, min_size=1, max_size=12), STREAM)
@@ -22,8 +20,8 @@ def test_they_are_what_lists_would_be(streams, newcomer):
     while left:
         assert len(running) == len(left)
         assert running.peak_with(newcomer) == predicted_peak([*left, newcomer])
-        ends = max(1, min(one.ends_in for one in left))
-        left = [one.after(ends) for one in left if one.ends_in > ends]
+        ends = max(1, min(one.remaining for one in left))
+        left = [Holding(one.tokens + ends, one.remaining - ends) for one in left if one.remaining > ends]
         steps, running = running.after(1)
         assert steps == ends
     assert len(running) == 0

@@ -8,14 +8,13 @@ from monitor_reports import LATE, OK, ingress, prefill, slow
 from slo.autoscaling.need import DecodeDemand, FleetDemand, PrefillDemand
 from slo.monitor.core import ALL_OBJECTIVES
 from slo.monitor.messages import DecodeSeen, MonitorReport, Role, RouterSeen
-from slo.request import ReplicaId
 from slo.tiers import PREMIUM, STANDARD
 
 
 def test_the_state_tells_it_all(core):
     core.heard(ingress(*[OK] * 30, *[LATE] * 10, dropped=2), 100.0)
     core.heard(prefill(*slow(1.5)), 100.0)
-    core.heard(MonitorReport("d", Role.DECODE, 9, DecodeSeen(ReplicaId("d"), 0.5, 3)), 100.0)
+    core.heard(MonitorReport("d", Role.DECODE, 9, DecodeSeen(3)), 100.0)
     placed = {(PREMIUM, "only_replica"): 3}
     core.heard(MonitorReport("router", Role.ROUTER, 9, RouterSeen(placed, {})), 100.0)
     core.heard(MonitorReport("router", Role.ROUTER, 9, RouterSeen(placed, {})), 100.5)
