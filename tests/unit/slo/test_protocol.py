@@ -35,7 +35,7 @@ MESSAGES = [
     PrefillReported(REPLICA, PrefillPredictor(1e-3, 0.0), (OutstandingJob(JOB, PREMIUM, 5, None),), JOB, 0.1),
     DecodeReported(REPLICA, 0.5, 3),
     ReplicaGone(REPLICA, (Role.DECODE, EngineEnd.HUNG)),
-    MonitorReport("decode", Role.DECODE, 0, DecodeSeen(REPLICA, 0.1, 2)),
+    MonitorReport("decode", Role.DECODE, 0, DecodeSeen(2)),
     MonitorAnswer(ClusterPolicy(3, {PREMIUM: 0.5})),
     PrefillRequest([1, 2, 3], SamplingParams(max_tokens=1), "salt"),
     Prefilled(None, {"remote_port": 1}, REPLICA),

@@ -123,7 +123,7 @@ async def test_where_nothing_happens_one_interval_in_four_is_reported(client, mo
 async def test_what_happens_is_reported_at_once(monitor, monkeypatch, happens):
     monkeypatch.setattr(monitor_client, "QUIET_INTERVALS", 10**6)
     running = 0
-    seen = (lambda _: DecodeSeen(ReplicaId("d"), 0.1, running)) if happens == "a stream" else IngressSeen
+    seen = (lambda _: DecodeSeen(running)) if happens == "a stream" else IngressSeen
     client = MonitorClient(Participant("me", Role.DECODE, seen), Instruments(), monitor.find, 0.01)
     client.start()
     await until(lambda: monitor.heard)

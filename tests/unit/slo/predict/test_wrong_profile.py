@@ -34,7 +34,7 @@ def replica(profile):
 
 def serve(requests, governor, core, *, seed=1):
     """Prefills one after the other; the relative errors of what the replica predicted for each."""
-    monitored, drawn = Monitored(R, governor, lambda: 0.0), random.Random(seed)
+    monitored, drawn = Monitored(R, governor), random.Random(seed)
     now_s, follows, correction, errors, measured = SETTLE_S, 0, 1.0, [], []
     for _ in range(requests):
         tokens = drawn.randrange(64, 8192)
