@@ -71,11 +71,7 @@ def _prefill_node(model: FoundModel, cores: CorePlan, digest: ModelDigest) -> Pr
     if profile is not None and profile.predictor.handoff_s > 0:
         handoff_s = profile.predictor.handoff_s
     preemption = config.preemption
-    rules, fairness, tiers = (
-        preemption.rules(config.accelerator),
-        config.fairness.rules(),
-        config.tiers.tier_set(),
-    )
+    rules, tiers = preemption.rules(config.accelerator), config.tiers.tier_set()
     setup = EngineSetup(
         mode=preemption.mode.value,
         order=preemption.order.value,
@@ -88,7 +84,7 @@ def _prefill_node(model: FoundModel, cores: CorePlan, digest: ModelDigest) -> Pr
         stock=stock_prefill(config),
         limits=rules.limits,
         shares=shares_of(tiers),
-        starvation_timeout_s=fairness.starvation_timeout_s,
+        starvation_timeout_s=config.fairness.starvation_timeout_s,
         targets=preemption.targets(tiers),
     )
     return PrefillNodeConfig(

@@ -34,9 +34,7 @@ class FieldError(Exception):
     def __init__(self, field: str, problem: str, valid: str) -> None:
         if len(field) > _LONGEST_NAME:
             field = f"{field[:_LONGEST_NAME]}…"
-        field = "".join(
-            each if each.isprintable() else each.encode("unicode_escape").decode() for each in field
-        )
+        field = "".join(map(_shown, field))
         super().__init__(f"{field}: {problem}; {valid}")
         self.field = field
         self.problem = problem

@@ -127,7 +127,7 @@ class BatchRun:
             case Verdict.REFUSED:
                 self._pace.refused(now_s, sent_s, reply.wait_s)
                 self._view.refuse(reply.name)
-                self._waiting.appendleft(request)
+                self._waiting.append(request)  # behind those that may be taken
             case Verdict.FAILED:
                 self._pace.refused(now_s, sent_s, reply.wait_s)
                 self._view.refuse(reply.name)
@@ -160,9 +160,9 @@ class BatchRun:
             return _Reply(Verdict.FAILED, failure, failure.code)
         try:
             said: Any = msgspec.json.decode(read)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             said = None
-        verdict = judge(response.status, response.headers, said)
+        verdict = judge(response.status, response.headers, said, names_tier=request.names_tier)
         name = f"{response.status} {error_code(said)}".strip()
         if said is None:
             text = read[:300].decode(errors="replace")

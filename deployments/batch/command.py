@@ -56,7 +56,7 @@ def batch(  # noqa: PLR0913 - each is an option of the command
         url, parse_key(api_key, BatchError), cacert, {"x-slo-tier": tier}, at_a_time, within, timeout
     )
     console = Console(stderr=True, soft_wrap=True)
-    with open_requests(requests) as file, ResultFiles(out) as results:
+    with open_requests(requests) as file, ResultFiles(out, requests) as results:
         code = asyncio.run(_run(plan, file, results, console))
     if code:
         raise typer.Exit(code)

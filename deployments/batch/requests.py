@@ -26,6 +26,7 @@ class _Body(msgspec.Struct):
 
     model: str | None = None
     stream: bool | None = None
+    service_tier: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Line(msgspec.Struct):
@@ -45,6 +46,7 @@ class BatchRequest:
         digest: Of its line; another line has another one.
         offset: Of its line, bytes.
         length: Of its line, bytes.
+        names_tier: Whether its body has a tier of its own.
     """
 
     custom_id: str
@@ -52,6 +54,7 @@ class BatchRequest:
     digest: str
     offset: int
     length: int
+    names_tier: bool = False
 
     def body(self, file: BinaryIO) -> bytes:
         """What is sent, as it stands in `file`.
@@ -84,7 +87,7 @@ def read_requests(file: BinaryIO, models: Collection[str] | None) -> list[BatchR
         if not line.strip():
             continue
         try:
-            given = _checked(line, models)
+            given, body = _checked(line, models)
         except (ValueError, msgspec.MsgspecError) as error:
             raise BatchError(f"{file.name}, line {number}: {error}") from None
         if (before := lines_of.get(given.custom_id)) is not None:
@@ -93,7 +96,8 @@ def read_requests(file: BinaryIO, models: Collection[str] | None) -> list[BatchR
             )
         lines_of[given.custom_id] = number
         path = given.url.removeprefix("/v1")
-        found.append(BatchRequest(given.custom_id, path, _digest(line), offset, len(line)))
+        names_tier = bytes(body.service_tier) != b"null"
+        found.append(BatchRequest(given.custom_id, path, _digest(line), offset, len(line), names_tier))
     if not found:
         raise BatchError(f"{file.name} has no request; give one in each line")
     return found
@@ -122,8 +126,8 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         offset += len(line)
 
 
-def _checked(line: bytes, models: Collection[str] | None) -> _Line:
-    """A line whose body can be sent.
+def _checked(line: bytes, models: Collection[str] | None) -> tuple[_Line, _Body]:
+    """A line whose body can be sent, and what counts of that.
 
     Raises:
         ValueError: when it cannot, with the field.
@@ -141,7 +145,7 @@ def _checked(line: bytes, models: Collection[str] | None) -> _Line:
         raise ValueError(
             f"body.model: {body.model!r} is not served there; it serves {', '.join(models) or 'none'}"
         )
-    return given
+    return given, body
 
 
 def _digest(line: bytes) -> str:

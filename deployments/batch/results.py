@@ -19,6 +19,8 @@ from deployments.batch import BatchError
 from deployments.batch.requests import BatchRequest
 
 _ID: Final = "batch_req_"
+_BEGINS: Final = f'{{"id":"{_ID}'.encode()
+"""As each line of a result does."""
 
 
 class BatchResponse(msgspec.Struct):
@@ -55,10 +57,16 @@ class _Written(msgspec.Struct):
 
 
 class ResultFiles:
-    """The two files that a run writes; a context manager that opens them for it alone."""
+    """The two files that a run writes; a context manager that opens them for it alone.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: Of answers.
+        requests: The file that is neither of them.
+    """
+
+    def __init__(self, path: Path, requests: Path) -> None:
         self.path = path
+        self._requests = requests
         self.failed_path = path.with_name(f"{path.stem}.failed{path.suffix}")
         self._answered = self._failed = -1
 
@@ -66,8 +74,11 @@ class ResultFiles:
         """Open them.
 
         Raises:
-            BatchError: when one cannot be written, or another process does.
+            BatchError: when one cannot be written, has the requests, or another process writes it.
         """
+        for path in (self.path, self.failed_path):
+            if path.exists() and path.samefile(self._requests):
+                raise BatchError(f"{path}: has the requests; give another file for the answers")
         if self.path.exists() and not self.path.is_file():
             raise BatchError(f"{self.path}: is no file that can be gone on with; give another one")
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
@@ -92,11 +103,18 @@ class ResultFiles:
         Raises:
             BatchError: when a line is no result of one of these requests; nothing is changed then.
         """
+        if not _begins_as_result(self.failed_path):
+            raise BatchError(
+                f"{self.failed_path}: what fails is written there, and it is no result of a batch; give "
+                "another file for the answers"
+            )
         found: set[str] = set()
         whole = 0
         with self.path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
+                    if not _is_part_of_result(line):
+                        raise self._foreign(number)
                     break
                 found.add(self._name(number, line, requests))
                 whole += len(line)
@@ -108,8 +126,8 @@ class ResultFiles:
         where = f"{self.path}, line {number}"
         try:
             written = msgspec.json.decode(line, type=_Written)
-        except msgspec.MsgspecError:
-            raise BatchError(f"{where}: is no result of a batch; give another file") from None
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise self._foreign(number) from None
         request = requests.get(written.custom_id)
         if request is None:
             raise BatchError(
@@ -121,6 +139,9 @@ class ResultFiles:
                 "take the line away"
             )
         return written.custom_id
+
+    def _foreign(self, number: int) -> BatchError:
+        return BatchError(f"{self.path}, line {number}: is no result of a batch; give another file")
 
     def answer(self, request: BatchRequest, response: BatchResponse) -> None:
         """Keep an answer.
@@ -140,6 +161,21 @@ class ResultFiles:
             self._failed = _opened(self.failed_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
         said = (reason, None) if isinstance(reason, BatchResponse) else (None, reason)
         _append(self._failed, self.failed_path, _Result(_ID + request.digest, request.custom_id, *said))
+
+
+def _begins_as_result(path: Path) -> bool:
+    """Whether a file has results, or is empty, or is not there."""
+    try:
+        with path.open("rb") as file:
+            return _is_part_of_result(file.read(len(_BEGINS)))
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        raise BatchError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _is_part_of_result(line: bytes) -> bool:
+    return line[: len(_BEGINS)] == _BEGINS[: len(line)]
 
 
 def _opened(path: Path, flags: int) -> int:

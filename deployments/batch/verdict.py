@@ -12,6 +12,7 @@ from deployments.client import error_code
 
 _OK: Final = 200
 _UNAUTHORIZED: Final = 401
+_NOT_FOUND: Final = 404
 _TOO_MANY: Final = 429
 _ERROR: Final = 500
 _UNAVAILABLE: Final = 503
@@ -35,21 +36,22 @@ class Verdict(enum.Enum):
     """Each request would be told the same."""
 
 
-def judge(status: int, headers: Mapping[str, str], said: Any) -> Verdict:
+def judge(status: int, headers: Mapping[str, str], said: Any, *, names_tier: bool = False) -> Verdict:
     """Judge an answer.
 
     Args:
         status: Of HTTP.
         headers: Of the answer, by name in any case.
         said: Its body as JSON; None where it is none.
+        names_tier: Whether the request's own body names a tier, which can contradict the batch's.
     """
     if status == _OK:
         return Verdict.ANSWERED if isinstance(said, dict) else Verdict.FAILED
-    if status == _UNAUTHORIZED or _param(said) == _TIER:
+    if status == _UNAUTHORIZED or (_param(said) == _TIER and not names_tier):
         return Verdict.OF_THE_RUN
     if headers.get("x-should-retry") == "false":
         return Verdict.WRONG
-    if status == _TOO_MANY:
+    if status == _TOO_MANY or (status == _NOT_FOUND and said is None):  # Serve's proxy before the application
         return Verdict.REFUSED
     if status == _UNAVAILABLE:
         return Verdict.FAILED if error_code(said) in _FAILED_WHILE_RUN else Verdict.REFUSED

@@ -25,10 +25,6 @@ class FairnessConfig(Section):
         description="The oldest request of a class below its share goes first after so many seconds.",
     )
 
-    def rules(self) -> FairnessRules:
-        """The same in the vocabulary of the decision rules."""
-        return FairnessRules(starvation_timeout_s=self.starvation_timeout_s)
-
 
 class KeyLimitsConfig(Section):
     """Limits of one key; what is not given is not limited."""

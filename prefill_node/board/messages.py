@@ -76,7 +76,6 @@ class SuspendedView(msgspec.Struct, frozen=True, array_like=True):
             the suspended time before `since_s`.
         tokens: Prompt tokens that the whole step computes.
         done: The fraction of its forward pass that need not be repeated.
-        boundary: Where it resumes; 0 when it has no checkpoint and is recomputed.
         checkpoint_bytes: Bytes that its checkpoint holds beside KV blocks, on each rank.
         preempted_by: The job that it was preempted for; while others can run, it does not resume before that
             one has ended or is infeasible.
@@ -87,7 +86,6 @@ class SuspendedView(msgspec.Struct, frozen=True, array_like=True):
     members: tuple[Prefill, ...]
     tokens: int
     done: float
-    boundary: int
     checkpoint_bytes: int
     since_s: float
     preempted_by: str

@@ -175,7 +175,6 @@ class QueueView:
             members=stopped.members,
             tokens=step.tokens,
             done=step.done,
-            boundary=step.boundary,
             checkpoint_bytes=step.checkpoint_bytes,
             since_s=step.since_s,
             preempted_by=step.preempted_by,

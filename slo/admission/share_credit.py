@@ -34,7 +34,10 @@ class ShareCredit:
     def covers(self, tier: Tier, work_s: float, capacity: float, now_s: float) -> bool:
         """Whether a request of a class is within its share of what the fleet can do in a second."""
         account = self._accounts.get(tier)
-        if account is None or capacity <= 0:
+        if account is None:
+            return False
+        if capacity <= 0:
+            account.at_s = now_s  # nobody has a share of nothing
             return False
         account.per_s = account.share * capacity
         account.credit_s = min(OVER_S, account.credit_s + max(0.0, now_s - account.at_s))

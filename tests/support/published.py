@@ -130,5 +130,5 @@ def running(*jobs, step_id=7, tokens=1000, from_boundary=0, started_s=0.0, stopp
 def suspended(*jobs, tokens=1000, boundary=5, preempted_by="", since_s=0.0, pairs=0.0, kept_bytes=500):
     """A suspended step of a pass with ten boundaries; `Engine.view` completes its members."""
     members = tuple(nobody(name) for name in jobs)
-    step = SuspendedView(members, tokens, boundary / 10, boundary, kept_bytes, since_s, preempted_by)
+    step = SuspendedView(members, tokens, boundary / 10, kept_bytes, since_s, preempted_by)
     return Stopped(step, pairs)

@@ -35,6 +35,7 @@ _RENAMED: Final = {
     "stop": "stop_sequences",
 }
 """Names of a chat's fields, which refusals name, and what they are here."""
+_IN_SYSTEM: Final = ("text",)
 _IN_RESULTS: Final = ("text", "image", "tool_reference")
 """Blocks of a tool's result that vLLM's rules put into a chat."""
 _SOURCES: Final = {"base64": "data", "url": "url"}
@@ -54,7 +55,7 @@ def read(
     """
     given = _given(raw, limits)
     asked = request_body.as_model(given, AnthropicMessagesRequest, limits)
-    _check_blocks(given["messages"])
+    _check_blocks(given)
     values = _as_chat(asked)
     if (tier := given.get("service_tier")) is not None:
         values["service_tier"] = _STANDARD.get(tier, tier) if isinstance(tier, str) else tier
@@ -73,7 +74,7 @@ def read_to_count(raw: bytes, limits: LimitsConfig) -> TokenizeChatRequest:
     """
     given = _given(raw, limits)
     asked = request_body.as_model(given, AnthropicCountTokensRequest, limits)
-    _check_blocks(given["messages"])
+    _check_blocks(given)
     values = {name: value for name, value in _as_chat(asked).items() if name in TOKENIZE_CHAT}
     try:
         return request_body.read_chat_to_convert(values, limits)
@@ -91,33 +92,46 @@ def field_here(field: str) -> str:
     return _RENAMED.get(head, head) + field[len(head) :]
 
 
-def _check_blocks(messages: list[dict[str, Any]]) -> None:
+def _check_blocks(given: Mapping[str, Any]) -> None:
     """Refuse the blocks that vLLM's rules leave out without a word, and pictures of nothing.
 
     Raises:
         FieldError: naming the first.
     """
-    for number, message in enumerate(messages):
-        blocks = message["content"] if isinstance(message["content"], list) else []
-        for place, block in enumerate(blocks):
-            where = f"messages[{number}].content[{place}]"
+    for where, block in _blocks("system", given.get("system")):
+        _check_type(where, block, _IN_SYSTEM, "the system's text")
+    for number, message in enumerate(given["messages"]):
+        is_system = message["role"] == "system"
+        for where, block in _blocks(f"messages[{number}].content", message["content"]):
+            if is_system:
+                _check_type(where, block, _IN_SYSTEM, "the system's text")
+            elif block["type"] == "tool_reference":
+                raise FieldError(f"{where}.type", "is not served here", "give it in a tool's result")
             _check_picture(where, block)
-            inner = block.get("content") if block["type"] == "tool_result" else None
-            for inside, part in enumerate(inner if isinstance(inner, list) else []):
-                within = f"{where}.content[{inside}]"
-                if part.get("type") not in _IN_RESULTS:
-                    raise FieldError(
-                        f"{within}.type",
-                        "is not served in a tool's result",
-                        f"give one of {', '.join(_IN_RESULTS)}",
-                    )
+            for within, part in _blocks(f"{where}.content", block.get("content")):
+                _check_type(within, part, _IN_RESULTS, "a tool's result")
                 _check_picture(within, part)
+
+
+def _blocks(where: str, content: Any) -> list[tuple[str, dict[str, Any]]]:
+    """The blocks of a content, each with where it stands; a text has none."""
+    return (
+        [(f"{where}[{place}]", block) for place, block in enumerate(content)]
+        if isinstance(content, list)
+        else []
+    )
+
+
+def _check_type(where: str, block: Mapping[str, Any], served: tuple[str, ...], within: str) -> None:
+    if block.get("type") not in served:
+        raise FieldError(f"{where}.type", f"is not served in {within}", f"give one of {', '.join(served)}")
 
 
 def _check_picture(where: str, block: Mapping[str, Any]) -> None:
     if block["type"] != "image":
         return
-    source = block.get("source") or {}
+    source = block.get("source")
+    source = source if isinstance(source, dict) else {}
     key = _SOURCES.get(str(source.get("type")))
     if key is None or not isinstance(source.get(key), str) or not source[key]:
         raise FieldError(

@@ -108,6 +108,49 @@ def test_who_is_refused_comes_again_when_the_server_says_so(files):
     assert time.monotonic() - began_s >= 1.0
 
 
+def test_who_is_refused_all_the_time_keeps_nobody_from_being_asked(files):
+    files.write(NAMES)
+
+    def answer(body, _):
+        return said() if int(body["user"][1:]) >= 5 else error(503, "no_replica", {"retry-after": "1"})
+
+    with AnsweringServer(answer) as server:
+        assert files.ask(server, "--at-a-time", "4", "--within", "8s").exit_code == 1
+    assert sorted(each["custom_id"] for each in files.results()) == sorted(NAMES[5:])
+    assert {each["custom_id"] for each in files.results(files.failed)} == set(NAMES[:5])
+
+
+def test_one_request_of_another_tier_fails_alone(files):
+    def answer(body, _):
+        return error(400, "invalid_value", param="x-slo-tier") if "service_tier" in body else said()
+
+    files.write(NAMES)
+    other = {"custom_id": "other", "url": "/v1/completions", "body": {"service_tier": "default"}}
+    files.requests.write_text(json.dumps(other) + "\n" + files.requests.read_text())
+    with AnsweringServer(answer) as server:
+        assert files.ask(server).exit_code == 1
+    assert len(files.results()) == len(NAMES)
+    assert [each["custom_id"] for each in files.results(files.failed)] == ["other"]
+
+
+def test_a_proxy_without_an_application_is_waited_for(files):
+    files.write(NAMES[:2])
+    away = [web.Response(status=404, text="Path '/v1/completions' not found.")]
+    with AnsweringServer(lambda *_: away.pop() if away else said()) as server:
+        assert files.ask(server).exit_code == 0
+    assert len(files.results()) == 2
+    assert len(server.seen) == 3
+
+
+def test_an_answer_that_is_no_text_has_failed(files, monkeypatch):
+    monkeypatch.setattr("deployments.batch.pace._SHORTEST_BACK_OFF_S", 0.01)
+    files.write(NAMES[:1])
+    odd = [b'{"text":"\xff"}']
+    with AnsweringServer(lambda *_: web.Response(body=odd.pop()) if odd else said()) as server:
+        assert files.ask(server).exit_code == 0
+    assert len(server.seen) == 2
+
+
 def test_what_is_wrong_is_not_sent_again_and_stands_beside(files):
     files.write(NAMES[:3])
 
@@ -219,7 +262,7 @@ def test_it_goes_on_where_it_was_stopped(files, number, status):
         assert process.returncode == status
         assert number == signal.SIGKILL or "Give the command again to go on" in said_last
         with files.answers.open("a") as torn:
-            torn.write('{"id": "batch_req_')
+            torn.write('{"id":"batch_req_')
         asked = len(server.seen)
         server.answer = lambda body, _: said(body={"of": body["user"]})
         done = files.ask(server)
@@ -273,6 +316,36 @@ def test_a_file_of_other_answers_is_left_alone(files):
         with pytest.raises(BatchError, match="line 3: is no result of a batch"):
             files.ask(server)
     assert files.answers.read_bytes() == kept + b"notes\n"
+
+
+@pytest.mark.parametrize("content", [b'{"a": 1}', b"x", b'{"id": "M\xfcller", "custom_id": "a"}\n'])
+@pytest.mark.parametrize("name", ["answers", "failed"])
+def test_a_file_of_something_else_is_left_alone(files, name, content):
+    files.write(NAMES[:1])
+    path = getattr(files, name)
+    path.write_bytes(content)
+    with (
+        AnsweringServer() as server,
+        pytest.raises(BatchError, match="is no result of a batch"),
+    ):
+        files.ask(server)
+    assert path.read_bytes() == content
+    assert not server.seen
+
+
+@pytest.mark.parametrize("name", ["answers", "failed"])
+def test_the_requests_are_not_written_over(files, name):
+    files.write(NAMES[:1])
+    path = getattr(files, name)
+    files.requests.rename(path)
+    files.requests.symlink_to(path)
+    kept = path.read_bytes()
+    with (
+        AnsweringServer() as server,
+        pytest.raises(BatchError, match=f"{path}: has the requests"),
+    ):
+        files.ask(server)
+    assert path.read_bytes() == kept
 
 
 def test_requests_may_be_added(files):

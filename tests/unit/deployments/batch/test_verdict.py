@@ -36,6 +36,17 @@ def test_a_tier_that_there_is_not_is_the_runs():
     assert judge(400, {}, {"error": {"code": "invalid_value", "param": "x-slo-tier"}}) is Verdict.OF_THE_RUN
 
 
+def test_a_tier_in_the_body_is_that_requests():
+    told = {"error": {"code": "invalid_value", "param": "x-slo-tier"}}
+    assert judge(400, {}, told, names_tier=True) is Verdict.WRONG
+    assert judge(401, {}, told, names_tier=True) is Verdict.OF_THE_RUN
+
+
+def test_only_a_404_of_a_proxy_is_waited_for():
+    assert judge(404, {}, None) is Verdict.REFUSED
+    assert judge(404, {}, {"detail": "Not Found"}) is Verdict.WRONG
+
+
 @pytest.mark.parametrize("said", [None, [], "text"])
 def test_an_answer_that_is_no_object_has_failed(said):
     assert judge(200, {}, said) is Verdict.FAILED

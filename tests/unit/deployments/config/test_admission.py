@@ -44,7 +44,7 @@ def test_every_limit_of_a_key_is_documented():
 
 def test_the_defaults_are_those_of_the_decision_rules():
     assert AdmissionConfig().rules() == AdmissionRules()
-    assert FairnessConfig().rules() == FairnessRules()
+    assert FairnessConfig().starvation_timeout_s == FairnessRules().starvation_timeout_s
     assert AdmissionConfig().default_limits.limit() == NO_LIMIT
 
 

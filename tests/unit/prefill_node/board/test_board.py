@@ -42,7 +42,7 @@ def view(step_id=1, jobs=("a", "b"), waiting=(), suspended=()):
 
 def suspended_step(*jobs):
     members = tuple(map(prefill, jobs))
-    return SuspendedView(members, 50, 0.25, 3, 1000, 3.5, "urgent", 6.5, 20)
+    return SuspendedView(members, 50, 0.25, 1000, 3.5, "urgent", 6.5, 20)
 
 
 def spoil(path, at, word):

@@ -37,6 +37,14 @@ def test_a_moment_without_prefill_changes_nothing(credit):
     assert not credit.covers(BACKGROUND, 1.0, 10.0, 204.0), "and so is what was had above it"
 
 
+def test_time_without_prefill_pays_nothing_back_and_saves_nothing(credit):
+    credit.covers(BACKGROUND, 1.0, 10.0, 0.0)
+    credit.admitted(BACKGROUND, 1000.0)
+    for now_s in range(1, 601):
+        assert not credit.covers(BACKGROUND, 1.0, 0.0, now_s)
+    assert not credit.covers(BACKGROUND, 1.0, 10.0, 601.0)
+
+
 def test_a_request_that_is_more_than_is_remembered_is_not_within_the_share(credit):
     assert not credit.covers(BACKGROUND, OVER_S + 1, 10.0, 1000.0)
     assert credit.covers(BACKGROUND, OVER_S, 10.0, 1000.0)

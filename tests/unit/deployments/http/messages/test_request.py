@@ -192,10 +192,16 @@ def result_of(*parts):
             result_of({"type": "image", "source": {"type": "file", "file_id": "f"}}),
             "messages[0].content[0].content[0].source",
         ),
+        (result_of({"type": "image", "source": "x"}), "messages[0].content[0].content[0].source"),
         ([{"role": "user", "content": [{"type": "image"}]}], "messages[0].content[0].source"),
         (
             [{"role": "user", "content": [{"type": "image", "source": {"type": "base64", "data": ""}}]}],
             "messages[0].content[0].source",
+        ),
+        ([{"role": "user", "content": [{"type": "tool_reference"}]}], "messages[0].content[0].type"),
+        (
+            [{"role": "system", "content": [{"type": "text", "text": "x"}, {"type": "image"}]}, *SAID],
+            "messages[0].content[1].type",
         ),
     ],
 )
@@ -204,6 +210,10 @@ def test_a_block_that_the_model_would_not_see_is_refused(messages, named):
     with pytest.raises(FieldError) as refused:
         read_to_count(json.dumps({"model": "m", "messages": messages}).encode(), LIMITS)
     assert refused.value.field == named
+
+
+def test_the_systems_text_has_no_pictures():
+    assert refusal_of(system=[{"type": "text", "text": "x"}, {"type": "image"}]).field == "system[1].type"
 
 
 def test_the_prompt_is_counted_with_its_tools():
