@@ -201,6 +201,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._grammars = GrammarCheck(node.grammars, backend)
         self._grammars.stand_before(client, self._orchestrator.refuse)
         self._ongoing = 0
+        self._left_behind, self._left_in = 0, -1
         self._places = Places(node.max_ongoing_requests, node.tiers)
         self._computes_prompts = node.local_prefill
         await self._handshakes.begin(node.prefill_replicas, needed=not node.local_prefill)
@@ -319,7 +320,10 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
 
     def _pass_s(self) -> float:
         """Predicted seconds of a pass: four times the pace, unless a prompt may be among what it computes."""
-        if self._local.computing or self._tap.recomputes:
+        steps, left_behind = self._tap.steps, self._local.left_behind
+        if left_behind != self._left_behind:
+            self._left_behind, self._left_in = left_behind, steps
+        if self._local.computing or self._left_in == steps or self._tap.recomputes:
             return _PROMPT_PASS_S
         return _PACES * (self._tap.tpot_s or 0.0)
 

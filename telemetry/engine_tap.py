@@ -130,6 +130,8 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
     def _record_pressure(self, figures: PressureFigures) -> None:
         figures.record(self._instruments)
         self.load = figures.load or self.load
+        if figures.preempted:
+            self._calm_steps = 0
         if figures.peak is not None:
             self._pressure = figures
 

@@ -70,13 +70,17 @@ class Turn:
         """It has been computed; later calls do nothing."""
         if not self._is_left:
             self._local.took(self._began_s)
-            self.leave()
+            self._end()
 
     def leave(self) -> None:
         """It has been computed, or is not wanted any more; later calls do nothing."""
         if not self._is_left:
-            self._is_left = True
-            self._local.left(self._claim, self._places)
+            self._local.left_behind += 1
+            self._end()
+
+    def _end(self) -> None:
+        self._is_left = True
+        self._local.left(self._claim, self._places)
 
 
 @dataclass(slots=True)
@@ -97,13 +101,15 @@ class LocalPrefills:
 
     Attributes:
         computing: How many are computed now, whoever asked for them.
+        left_behind: How many nobody wanted any more before they had been computed. The engine hears of that
+            only between two passes.
         outstanding: How many wait their turn or have it, by whose they are.
         by_tier: Whether each tier has turns of its own. A turn is held while the engine has no memory for the
             request; where it orders them by tier, those of another one do not wait for that.
     """
 
     def __init__(self, at_once: int, most: int = 64, clock: Callable[[], float] = time.monotonic) -> None:
-        self.computing = 0
+        self.computing = self.left_behind = 0
         self.outstanding = Counter[Party]()
         self._most = most
         self._weights = dict[str, float]()
@@ -205,6 +211,7 @@ class LocalPrefills:
         try:
             yield computed
         finally:
+            self.left_behind += is_computing
             computed()
 
     def took(self, began_s: float) -> None:

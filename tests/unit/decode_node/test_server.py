@@ -19,7 +19,7 @@ from decode_node.spans import RequestSpans
 from kv_transfer.places import Places
 from slo.model_digest import OTHER_MODEL, UNTOLD, ModelDigest
 from slo.reports import AwaitedKv
-from slo.request import CONTEXT_HEADER, JobId, ReplicaId, RequestContext
+from slo.request import CONTEXT_HEADER, JobId, Party, ReplicaId, RequestContext
 from slo.tiers import DEFAULT_TIERS, STANDARD
 from telemetry.engine_tap import EngineTap
 from telemetry.reporting.background import Background
@@ -202,3 +202,35 @@ async def test_one_that_can_pull_nothing_is_unhealthy_unless_it_can_compute_prom
         return
     with pytest.raises(NothingPulledError, match="both tiers need the same engine_kwargs"):
         await server.check_health()
+
+
+@pytest.mark.parametrize("way", ["in turn", "at once"])
+async def test_a_prompt_whose_client_leaves_may_take_as_long_until_its_pass_has_ended(way):
+    server, local = DecodeServer.__new__(DecodeServer), LocalPrefills(1)
+    server._local, server._left_behind, server._left_in = local, 0, -1
+    server._tap = EngineTap("decode", None)
+    server._tap.tpot_s, short_s = 0.1, 0.4
+    assert server._pass_s() == short_s
+
+    async def request():
+        if way == "at once":
+            async with local.counted():
+                await asyncio.Event().wait()
+        async with local.claimed(Party("", STANDARD)) as claim, local.turn(claim, 10):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(request())
+    await asyncio.sleep(0.01)
+    assert (long_s := server._pass_s()) > 60 * short_s
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert (local.computing, server._pass_s()) == (0, long_s)
+    server._tap.steps += 1
+    assert server._pass_s() == short_s
+
+
+async def test_a_prompt_that_has_been_computed_leaves_nothing_behind():
+    local = LocalPrefills(1)
+    async with local.counted() as computed:
+        computed()
+    assert local.left_behind == 0

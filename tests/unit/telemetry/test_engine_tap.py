@@ -69,6 +69,15 @@ def test_what_was_done_under_pressure_is_counted_as_it_came():
     assert not [name for name, _, _ in counted if "skipped" in name or "reserve" in name]
 
 
+def test_a_stream_whose_memory_is_taken_may_be_computed_again_from_that_step_on():
+    tap = EngineTap("decode", Counting())
+    sent = {
+        PRESSURE_KEY: msgspec.to_builtins(PressureFigures(preempted=[("background", "cost", "recompute")]))
+    }
+    tap.record(SimpleNamespace(kv_cache_usage=0.5, kv_connector_stats=sent, num_waiting_reqs=1), None)
+    assert tap.recomputes
+
+
 def test_gauges_are_set_again_as_the_last_step_has_left_them():
     gauges = []
 
