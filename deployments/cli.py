@@ -167,10 +167,13 @@ def trace(
     logs: Annotated[Path, typer.Option(help="Directory of Ray's logs.")] = SESSION_LOGS,
 ) -> None:
     """Print what the processes on this machine have logged of one request, in the order of time."""
-    events = events_of(request_id, logs)
-    if not events:
+    try:
+        events = events_of(request_id, logs)
         nothing = f"the logs in {logs} say nothing of {request_id}"
         why = nothing if logs.is_dir() else f"there is no directory {logs}"
+    except PermissionError as error:
+        events, why = [], f"{error.filename} cannot be read; run this as the user that the server runs as"
+    if not events:
         _console.print(Text(f"trace: {why}", style="red"))
         raise typer.Exit(1)
     print_timeline(Console(), events)

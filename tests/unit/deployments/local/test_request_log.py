@@ -1,6 +1,7 @@
 """The timeline of a request from log lines as Ray Serve writes them."""
 
 import io
+import os
 
 import pytest
 from rich.console import Console
@@ -106,6 +107,23 @@ def test_the_command_says_when_there_is_nothing(request_logs):
     assert ran.exit_code == 0
     assert f"beneficiary={OTHER}" in ran.stdout
     assert CliRunner().invoke(app, ["trace", "nobody", "--logs", str(request_logs)]).exit_code == 1
+
+
+def test_the_command_says_when_the_logs_are_another_users(request_logs):
+    closed = request_logs / "serve"
+    closed.chmod(0)
+    is_root = os.geteuid() == 0
+    try:
+        if is_root:
+            os.seteuid(65534)
+        ran = CliRunner().invoke(app, ["trace", ID, "--logs", str(closed / "logs")])
+    finally:
+        if is_root:
+            os.seteuid(0)
+        closed.chmod(0o700)
+    assert ran.exit_code == 1
+    assert isinstance(ran.exception, SystemExit), "no stack trace"
+    assert "cannot be read; run this as the user that the server runs as" in " ".join(ran.output.split())
 
 
 def test_the_command_says_when_there_are_no_logs(tmp_path):
