@@ -28,6 +28,8 @@ from deployments.options import (
 from simulator.workload.arrivals import TraceError, Workload, read_trace
 from slo.tiers import DEFAULT_TIERS, Tier, check_tier_name
 
+_SEARCHED_REQUESTS = 30
+"""Of each rate of a search, at least: of fewer than ten, one late request makes a rate a bad one."""
 _MISSPELT = 0.8
 """How alike two names are of which one is a misspelling of the other."""
 
@@ -46,7 +48,10 @@ def bench(  # noqa: PLR0913 - each is an option of the command
     rate: Annotated[float, typer.Option(callback=finite, min=1e-6, help="Requests per second.")] = 1.0,
     requests: Annotated[int | None, typer.Option(min=1, help="How many to send.")] = None,
     duration: Annotated[
-        float | None, typer.Option(callback=finite, min=0.1, help="Or for how many seconds, by default 60.")
+        float | None,
+        typer.Option(
+            callback=finite, min=0.1, help="Or for how many seconds: 60, and with --search until 30 are sent."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Times, lengths and tiers follow from it.")] = 0,
     tiers: Annotated[str | None, typer.Option(help="Shares, such as premium=0.2,standard=0.8.")] = None,
@@ -86,18 +91,13 @@ def bench(  # noqa: PLR0913 - each is an option of the command
         raise BenchError(f"--min-rate {min_rate:g} must be less than --max-rate {max_rate:g}")
     if requests is not None and duration is not None:
         raise BenchError("give --requests or --duration, not both")
-    rate_option = "--min-rate" if search else "--rate"
     given = load_workload(mix or ("embedded" if trace is None else "trace"))
     plan = BenchPlan(
         url=url,
         model=model,
         api_key=parse_key(api_key, BenchError),
         workload=_workload(given, trace, profile),
-        extent=(
-            Extent(requests, rate_option=rate_option)
-            if duration is None
-            else Extent(None, duration, rate_option)
-        ),
+        extent=_extent(requests, duration, is_search=search),
         shape=Shape(
             scale, max_tokens, max_output, None if tiers is None else parse_tiers(tiers, given.tiers())
         ),
@@ -120,6 +120,14 @@ def bench(  # noqa: PLR0913 - each is an option of the command
         about = {"url": url, "seed": seed, "trace": None if trace is None else str(trace), "mix": mix}
         _write(json_file, {**about, **found})
         console.print(Text(f"written to {json_file}"))
+
+
+def _extent(requests: int | None, duration_s: float | None, *, is_search: bool) -> Extent:
+    """How long a run is; how many requests of a search decide is left to whoever gives either."""
+    rate_option = "--min-rate" if is_search else "--rate"
+    if duration_s is not None:
+        return Extent(None, duration_s, rate_option)
+    return Extent(requests, rate_option=rate_option, fewest=_SEARCHED_REQUESTS if is_search else 0)
 
 
 def parse_tiers(text: str, named: Iterable[Tier] = ()) -> dict[Tier, float]:

@@ -54,11 +54,13 @@ class Extent:
 
     Attributes:
         rate_option: By which its rate is given, for those who have to give another one.
+        fewest: With seconds, it goes on until so many have arrived.
     """
 
     requests: int | None = None
     duration_s: float = 60.0
     rate_option: str = "--rate"
+    fewest: int = 0
 
     def check(self, rate_rps: float) -> None:
         """Make sure that a run at this rate has not too many requests.
@@ -82,10 +84,12 @@ class Extent:
         self.check(rate_rps)
         if self.requests is not None:
             return workload.stream(rate_rps, self.requests, seed)
-        count = ceil(rate_rps * self.duration_s) + 1
+        count = max(ceil(rate_rps * self.duration_s) + 1, self.fewest)
         while (arrivals := workload.stream(rate_rps, count, seed))[-1].at_s < self.duration_s:
             count *= 2
         inside = [arrival for arrival in arrivals if arrival.at_s < self.duration_s]
+        if len(inside) < self.fewest:
+            return arrivals[: self.fewest]
         if not inside:
             raise BenchError(
                 f"no request arrives within {self.duration_s:g} s at {rate_rps:g} requests/s; "

@@ -10,6 +10,8 @@ from certificates import self_signed
 from completions_server import Behaviour, CompletionsServer
 
 from deployments import cli
+from deployments.bench import run as bench_run
+from deployments.bench.stream import Extent
 
 MOONCAKE = [
     {"timestamp": 0, "input_length": 700, "output_length": 5, "hash_ids": [1, 2]},
@@ -102,6 +104,24 @@ def test_search_finds_the_rate_that_the_server_can_bear(bench, tmp_path):
     assert 20 <= found["goodput_rps"] < 200  # it serves at most 100 in a second
     assert out.count("requests/s: ") == len(found["probes"]) >= 3
     assert f"goodput at 90%: {found['goodput_rps']:.3f}" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "extent"),
+    [
+        ((), Extent(None, 60.0, "--min-rate", fewest=30)),
+        (("--duration", "5"), Extent(None, 5.0, "--min-rate")),
+        (("--requests", "20"), Extent(20, rate_option="--min-rate", fewest=30)),
+    ],
+)
+def test_no_rate_of_a_search_is_judged_by_a_handful_of_requests_unless_it_is_told(
+    bench, monkeypatch, given, extent
+):
+    searched = []
+    monkeypatch.setattr(bench_run, "run_search", lambda plan, *_: searched.append(plan.extent) or {})
+    code, _, err = bench("--search", "--max-rate", "4", *given)
+    assert code == 0, err
+    assert searched == [extent]
 
 
 class Shedding:

@@ -152,6 +152,14 @@ def test_a_duration_takes_what_arrives_in_it(duration_s):
     assert arrivals[-1].at_s < duration_s <= following.at_s
 
 
+@pytest.mark.parametrize(("rate_rps", "is_longer"), [(0.1, True), (4.0, False)])
+def test_a_duration_goes_on_until_as_many_have_arrived_as_are_needed(rate_rps, is_longer):
+    mix = load_workload("embedded").mix(None)
+    arrivals = stream(mix, rate_rps, Extent(duration_s=60.0, fewest=30), Shape(), seed=0)
+    assert (arrivals == stream(mix, rate_rps, Extent(requests=30), Shape(), seed=0)) == is_longer
+    assert (arrivals == stream(mix, rate_rps, Extent(duration_s=60.0), Shape(), seed=0)) != is_longer
+
+
 def test_a_duration_in_which_nothing_arrives_is_refused():
     with pytest.raises(BenchError, match=r"no request arrives within 0\.1 s"):
         stream(load_workload("embedded").mix(None), 1e-6, Extent(duration_s=0.1), Shape(), seed=0)
