@@ -124,6 +124,11 @@ class SlackServeConfig(Section):
     port: Port = 8000
     tls: TLSConfig | None = Field(None, description="Serve HTTPS on the port; none serves plain HTTP.")
     grpc: GrpcConfig = GrpcConfig()
+    ray_metrics_port: Port | None = Field(
+        None,
+        description="Where Ray exports all metrics but the monitor's, on every address; none takes a free "
+        "port, another one at each start.",
+    )
     ingress_replicas: Annotated[int, Field(ge=1, le=100)] = Field(
         1, description="Processes that take requests; several with `node_labels` are on a node each."
     )

@@ -51,6 +51,8 @@ _POLL_S: Final = 1.0
 _STOP_TIMEOUT_S: Final = 20.0
 _LOOK_S: Final = 0.2
 _ENDING_S: Final = 5.0
+RAYS_AGENT_PORT: Final = 52365
+"""Where Ray's agent listens, so that Ray does not take it for its metrics."""
 
 
 class StartError(Exception):
@@ -190,6 +192,7 @@ class LocalDeployment:
             include_dashboard=False,
             log_to_driver=self._verbose,
             logging_level="INFO" if self._verbose else "ERROR",
+            _metrics_export_port=self._config.ray_metrics_port,
         )
         keep_session(Path(started.address_info["session_dir"]))
         of_ray = psutil.Process().children(recursive=True)
@@ -339,7 +342,7 @@ def check_ray_is_closed() -> None:
 
 
 def check_ports_free(config: SlackServeConfig) -> None:
-    """Make sure that every port is asked for once, and that those of API and NIXL side channels are free.
+    """Make sure that every port is asked for once, and that all but the monitor's are free.
 
     Raises:
         ConfigError: when one is not, naming the key.
@@ -347,6 +350,8 @@ def check_ports_free(config: SlackServeConfig) -> None:
     wanted = [("port", config.host, config.port)]
     if config.grpc.port is not None:
         wanted.append(("grpc.port", "", config.grpc.port))
+    if config.ray_metrics_port is not None:
+        wanted.append(("ray_metrics_port", "", config.ray_metrics_port))
     for where, each in config.by_section().items():
         for key, first, pool in (
             (f"{where}kv_transfer.prefill_port", each.kv_transfer.prefill_port, each.prefill),
@@ -356,6 +361,9 @@ def check_ports_free(config: SlackServeConfig) -> None:
     keys: dict[int, str] = {}
     if config.monitor.enabled and config.monitor.port:  # waits until its port is free
         keys[config.monitor.port] = "monitor.port"
+    if config.ray_metrics_port == RAYS_AGENT_PORT:
+        msg = f"ray_metrics_port: {RAYS_AGENT_PORT} is where Ray's own agent listens; choose another"
+        raise ConfigError(msg)
     for key, host, port in wanted:
         if port in keys:
             msg = f"{key}: {port} is a port of {keys[port]} too; choose another"

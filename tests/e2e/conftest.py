@@ -41,7 +41,12 @@ def otlp_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def deployment(tmp_path_factory, tiny_model, otlp_port):
+def ray_metrics_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="session")
+def deployment(tmp_path_factory, tiny_model, otlp_port, ray_metrics_port):
     keys = {name: f"key-of-{name}" for name in ("acme", "batch", "metered", "ci", "crowd")}
     if url := os.environ.get("SLACKSERVE_TEST_URL"):  # one that runs already, with the configuration below
         yield Deployment(url, "tiny", None, None, keys)
@@ -51,6 +56,7 @@ def deployment(tmp_path_factory, tiny_model, otlp_port):
         "model_name": "tiny",
         "port": free_port(),
         "grpc": {"port": free_port()},
+        "ray_metrics_port": ray_metrics_port,
         "kv_transfer": {"prefill_port": nixl_port(), "decode_port": nixl_port()},
         # These tests pile requests up and let deadlines pass; nobody is to be turned away for that.
         "monitor": {"port": free_port(), "shed": False},

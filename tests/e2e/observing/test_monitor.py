@@ -106,3 +106,9 @@ def test_everybody_reports_follows_and_goes_on_while_the_monitor_is_killed(deplo
     assert_soon(lambda: goes_on(before["policy"], state()["policy"]), 30, "another policy, or none")
     assert_soon(lambda: state()["behind"] == 0, 30)
     assert_soon(lambda: state()["tiers"]["premium"]["judged"] > 0, 30, "the windows do not fill again")
+
+
+def test_ray_exports_the_metrics_of_the_others_where_it_is_configured(deployment, ray_metrics_port):
+    assert ask(deployment.client())
+    assert deployment.metrics_port() == ray_metrics_port
+    assert_soon(lambda: "ray_slackserve_" in deployment.scrape(), 30)

@@ -40,6 +40,7 @@ def test_defaults_are_the_documented_tiers():
             "`slackserve leave --within`",
         ),
         ({"port": 70000}, "port", "less than or equal to 65535"),
+        ({"ray_metrics_port": 0}, "ray_metrics_port", "greater than or equal to 1"),
         ({"accelerator": "tpu"}, "accelerator", "'cpu' or 'cuda'"),
         ({"router": {"placement": "random"}}, "router.placement", "least_harm"),
         ({"tiers": {"premium": {"ttft_ms": 5, "ttft_scale": 2}}}, "tiers.premium", "not both"),

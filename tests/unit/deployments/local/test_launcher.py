@@ -11,6 +11,7 @@ import psutil
 import pytest
 import ray
 from ports import free_port
+from ray._private.ray_constants import DEFAULT_DASHBOARD_AGENT_LISTEN_PORT
 
 from deployments.config import ConfigError
 from deployments.config.settings import parse
@@ -40,6 +41,16 @@ def test_a_port_in_use_is_named(taken_port):
     free = {"port": free_port(), "kv_transfer": {"prefill_port": 30000, "decode_port": taken_port}}
     with pytest.raises(ConfigError, match=r"^kv_transfer.decode_port: cannot listen"):
         check_ports_free(parse(free))
+    metrics = {"port": free_port(), "ray_metrics_port": taken_port}
+    with pytest.raises(ConfigError, match=rf"^ray_metrics_port: cannot listen on :{taken_port}"):
+        check_ports_free(parse(metrics))
+
+
+def test_a_port_that_rays_own_agent_takes_is_refused():
+    with pytest.raises(ConfigError, match=r"^ray_metrics_port: 52365 is where Ray's own agent listens"):
+        check_ports_free(
+            parse({"port": free_port(), "ray_metrics_port": DEFAULT_DASHBOARD_AGENT_LISTEN_PORT})
+        )
 
 
 @pytest.mark.parametrize("host", ["192.0.2.77", "no-such-host.invalid"])
@@ -53,6 +64,11 @@ def test_a_host_that_is_not_this_machine_is_named(host):
     [
         ({"monitor": {"port": 31_001}}, "port: 31001 is a port of monitor.port too"),
         ({"grpc": {"port": 31_001}}, "grpc.port: 31001 is a port of port too"),
+        ({"ray_metrics_port": 31_001}, "ray_metrics_port: 31001 is a port of port too"),
+        (
+            {"monitor": {"port": 31_002}, "ray_metrics_port": 31_002},
+            "ray_metrics_port: 31002 is a port of monitor.port too",
+        ),
         ({"prefill": {"replicas": 2}, "kv_transfer": {"prefill_port": 31_000}}, "kv_transfer.prefill_port"),
         ({"monitor": {"port": 31_001, "enabled": False}}, None),
     ],
@@ -152,6 +168,23 @@ def test_there_is_something_to_stop_from_when_ray_is_started(monkeypatch, taken_
             deployment.start(show)
         assert deployment.has_begun == has_begun
         deployment.stop()
+
+
+@pytest.mark.parametrize("port", [None, 9466])
+def test_ray_exports_its_metrics_where_it_is_told_to(monkeypatch, tmp_path, port):
+    given = []
+
+    def init(**options):
+        given.append(options["_metrics_export_port"])
+        return SimpleNamespace(address_info={"session_dir": str(tmp_path)})
+
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a token")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: [])
+    with pytest.raises(StartError):
+        LocalDeployment(parse({"model": "m", "ray_metrics_port": port}))._start_ray()
+    assert given == [port]
 
 
 def test_other_users_get_neither_rays_token_nor_into_its_session(monkeypatch, tmp_path):
