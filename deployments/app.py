@@ -59,13 +59,7 @@ def application(config: SlackServeConfig, cores: Sequence[int]) -> serve.Applica
         ConfigError: when the configuration cannot work, naming the key.
     """
     configs = config.of_each_model()
-    models = [FoundModel.of(config)]
-    for each in configs[1:]:
-        try:
-            models.append(FoundModel.of(each))
-        except (ConfigError, ModelStoreError) as error:
-            raise ConfigError(f"models.{each.model_name}: {error}") from None
-    _check_names(models)
+    models = found_models(config)
     keys = KeyWatch(config.key_source())
     monitor = _monitor(config, models)
     router = _router(config, models, monitor)
@@ -99,6 +93,23 @@ def application(config: SlackServeConfig, cores: Sequence[int]) -> serve.Applica
         ),
         router=router,
     )
+
+
+def found_models(config: SlackServeConfig) -> list[FoundModel]:
+    """The models of a configuration, each with names of its own.
+
+    Raises:
+        ConfigError: when one cannot be served as configured.
+        ModelStoreError: when the first one is not there.
+    """
+    models = [FoundModel.of(config)]
+    for each in config.of_each_model()[1:]:
+        try:
+            models.append(FoundModel.of(each))
+        except (ConfigError, ModelStoreError) as error:
+            raise ConfigError(f"models.{each.model_name}: {error}") from None
+    _check_names(models)
+    return models
 
 
 def _spread(config: SlackServeConfig) -> dict[str, Any]:

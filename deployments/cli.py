@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import signal
@@ -177,6 +178,25 @@ def trace(
         _console.print(Text(f"trace: {why}", style="red"))
         raise typer.Exit(1)
     print_timeline(Console(), events)
+
+
+@app.command()
+def check(config: Annotated[Path, typer.Option(help="YAML file.")]) -> None:
+    """Say what keeps a configuration from being served here, without starting it; 2 where something does."""
+    settings = load(config)
+    logging.disable(logging.WARNING)  # what vLLM says of its own import
+    try:
+        with _console.status("checking"):
+            from deployments.check import problems  # noqa: PLC0415 - imports Ray and vLLM
+
+            found = problems(settings)
+    finally:
+        logging.disable(logging.NOTSET)
+    for problem in found:
+        _console.print(Text(f"{config}: {problem}", style="red"), soft_wrap=True)
+    if found:
+        raise typer.Exit(2)
+    typer.echo(f"{config} can be started")
 
 
 @app.command()

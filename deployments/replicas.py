@@ -47,13 +47,13 @@ def replicas(model: FoundModel, cores: CorePlan, router: DeploymentHandle) -> se
     """Both tiers of replicas of a model; the decode tier, which calls the other."""
     digest = model_digest(model.resolved.source, model.config)
     prefill = build_llm_deployment(
-        _llm_config(model, KVRole.PREFILL),
+        llm_config(model, KVRole.PREFILL),
         name_prefix=PREFILL_PREFIX,
         deployment_cls=PrefillServer,
         bind_kwargs={"node": _prefill_node(model, cores, digest), "router": router},
     )
     return build_llm_deployment(
-        _llm_config(model, KVRole.DECODE),
+        llm_config(model, KVRole.DECODE),
         name_prefix=DECODE_PREFIX,
         deployment_cls=DecodeServer,
         bind_kwargs={
@@ -131,7 +131,12 @@ def _decode_node(config: SlackServeConfig, cores: CorePlan, digest: ModelDigest)
     )
 
 
-def _llm_config(model: FoundModel, role: KVRole) -> LLMConfig:
+def llm_config(model: FoundModel, role: KVRole) -> LLMConfig:
+    """What Ray Serve LLM is told of one tier.
+
+    Raises:
+        ConfigError: when vLLM does not take it.
+    """
     config, found, is_prefill = model.config, model.resolved, role is KVRole.PREFILL
     pool = config.prefill if is_prefill else config.decode
     pinned = PinnedPrefill if is_prefill else PinnedDecode

@@ -18,7 +18,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -105,10 +105,9 @@ class LocalDeployment:
             ConfigError: when the configuration cannot work here.
             StartError: when a part fails, or time is up.
         """
-        check_packages(self._config)
-        check_memory(self._config)
-        check_no_labels(self._config)
-        check_ports_free(self._config)
+        for check in CHECKS_OF_THIS_MACHINE:
+            check(self._config)
+        check_ports(self._config)
         tls = self._config.tls
         self._door = Door.at(self._config.host, self._config.port, {} if tls is None else tls.http_options())
         os.environ.update(self._door.environment())
@@ -341,11 +340,23 @@ def check_ray_is_closed() -> None:
         )
 
 
-def check_ports_free(config: SlackServeConfig) -> None:
-    """Make sure that every port is asked for once, and that all but the monitor's are free.
+CHECKS_OF_THIS_MACHINE: Final[Sequence[Callable[[SlackServeConfig], None]]] = (
+    check_packages,
+    check_memory,
+    check_no_labels,
+)
+"""What is asked before anything starts, beside the ports; each raises a ConfigError."""
+
+
+def check_ports(config: SlackServeConfig, *, may_be_taken: bool = False) -> None:
+    """Make sure that every port is asked for once, and can be listened on; the monitor waits for its own.
+
+    Args:
+        config: What is to be served.
+        may_be_taken: By the server that it is to replace, for example.
 
     Raises:
-        ConfigError: when one is not, naming the key.
+        ConfigError: when one cannot, naming the key.
     """
     wanted = [("port", config.host, config.port)]
     if config.grpc.port is not None:
@@ -369,16 +380,18 @@ def check_ports_free(config: SlackServeConfig) -> None:
             msg = f"{key}: {port} is a port of {keys[port]} too; choose another"
             raise ConfigError(msg)
         keys[port] = key
-        _check_port_free(key, host, port)
+        _check_port(key, host, port, may_be_taken=may_be_taken)
 
 
-def _check_port_free(key: str, host: str, port: int) -> None:
+def _check_port(key: str, host: str, port: int, *, may_be_taken: bool) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
+            if may_be_taken and error.errno == errno.EADDRINUSE:
+                return
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
                 raise ConfigError(f"host: {host} is no address of this machine ({error.strerror})") from None
             msg = f"{key}: cannot listen on {host}:{port} ({error.strerror}); choose another port"

@@ -1,13 +1,18 @@
 """What cannot work is refused before anything starts."""
 
-import pytest
+import socket
 
+import pytest
+import ray
+import yaml
+from ports import free_port
+from typer.testing import CliRunner
+
+from deployments.cli import app
 from deployments.config import ConfigError
 from deployments.config.settings import parse
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
+REFUSED = pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"max_model_len": 4096}, "max_model_len: 4096 is more than the model's 2048"),
@@ -87,14 +92,17 @@ from deployments.config.settings import parse
         ({"api_keys": [{"tenant": "a", "key_env": "NOT_SET"}]}, "from $NOT_SET, which is not set"),
     ],
 )
+
+
+@pytest.mark.slow
+@REFUSED
 def test_what_cannot_work_is_refused_before_anything_starts(build, tiny, values, message):
     with pytest.raises(ConfigError) as caught:
         build(parse({"model": tiny, **values}))
     assert message in str(caught.value)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
+REFUSED_OF_TWO = pytest.mark.parametrize(
     ("of_model", "values", "message"),
     [
         ({"max_model_len": 4096}, {}, "models.b: max_model_len: 4096 is more than the model's 2048"),
@@ -107,6 +115,10 @@ def test_what_cannot_work_is_refused_before_anything_starts(build, tiny, values,
         ({"model": "/no/such"}, {}, "models.b: There is no directory /no/such"),
     ],
 )
+
+
+@pytest.mark.slow
+@REFUSED_OF_TWO
 def test_what_cannot_work_of_a_further_model_is_refused_with_its_name(build, tiny, of_model, values, message):
     with pytest.raises(ConfigError) as caught:
         build(parse({"model": tiny, "models": {"b": {"model": tiny, **of_model}}, **values}))
@@ -124,3 +136,93 @@ def test_names_that_would_be_one_deployments_are_refused(build, tiny):
 def test_a_missing_model_directory_is_refused(build):
     with pytest.raises(RuntimeError, match="/no/such/model"):
         build(parse({"model": "/no/such/model"}))
+
+
+class TestCheck:
+    """`slackserve check` says the same without a Ray, and all of it at once."""
+
+    pytestmark = pytest.mark.slow
+
+    @pytest.fixture(autouse=True)
+    def _no_ray(self, monkeypatch):
+        monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("Ray would have been started"))
+
+    @pytest.fixture
+    def check(self, tmp_path):
+        """Runs the command; its exit code, and the lines that it prints of the file."""
+        path = tmp_path / "my.yaml"
+
+        def run(values):
+            path.write_text(yaml.safe_dump({"port": free_port(), "monitor": {"port": 0}, **values}))
+            ran = CliRunner().invoke(app, ["check", "--config", str(path)])
+            assert ran.exception is None or isinstance(ran.exception, SystemExit)
+            return ran.exit_code, ran.output.replace(f"{path}", "my.yaml").splitlines()
+
+        return run
+
+    @REFUSED
+    def test_it_says_what_the_builder_refuses(self, tiny, values, message):
+        from deployments.check import problems
+
+        found = problems(parse({"model": tiny, **values}))
+        assert message in "\n".join(found)
+
+    @REFUSED_OF_TWO
+    def test_it_says_whose_it_is_of_several_models(self, tiny, of_model, values, message):
+        from deployments.check import problems
+
+        found = problems(parse({"model": tiny, "models": {"b": {"model": tiny, **of_model}}, **values}))
+        assert message in "\n".join(found)
+        assert len(found) == 1
+
+    def test_it_says_each_thing_that_is_wrong_in_a_line(self, tiny, check):
+        code, lines = check(
+            {
+                "model": tiny,
+                "prefill": {"engine_kwargs": {"quantisation": "awq"}},
+                "decode": {"node_labels": {"pool": "a"}},
+                "api_keys_file": "nowhere.yaml",
+                "profile": "nope.json",
+                "tls": {"certificate": "no.pem", "key": "no.key"},
+                "lora": {"adapters": {"a": "/no/such/adapter"}},
+                "models": {"b": {"model": "/no/such/model", "profile": "neither.json"}},
+                "ray_metrics_port": 52365,
+                "kv_cache_gib": 100_000,
+            }
+        )
+        assert code == 2
+        beginnings = (
+            "kv_cache_gib: ",
+            "decode.node_labels: ",
+            "ray_metrics_port: ",
+            "tls.certificate: no.pem cannot be read",
+            "nowhere.yaml",
+            "prefill.engine_kwargs: vLLM has no engine argument 'quantisation'",
+            "profile: nope.json cannot be read",
+            "lora.adapters.a: ",
+            "models.b: profile: neither.json cannot be read",
+            "models.b: There is no directory /no/such/model",
+        )
+        assert len(lines) == len(beginnings), lines
+        for line, beginning in zip(lines, beginnings, strict=True):
+            assert line.startswith(f"my.yaml: {beginning}"), line
+
+    def test_it_says_that_a_configuration_can_be_started_beside_the_server_that_it_replaces(
+        self, tiny, check
+    ):
+        with socket.create_server(("127.0.0.1", 0)) as running:
+            code, lines = check({"model": tiny, "port": running.getsockname()[1]})
+        assert (code, lines) == (0, ["my.yaml can be started"])
+
+    def test_an_address_that_this_machine_has_not_is_said(self, tiny, check):
+        code, lines = check({"model": tiny, "host": "192.0.2.77"})
+        assert code == 2
+        assert lines == [
+            "my.yaml: host: 192.0.2.77 is no address of this machine (Cannot assign requested address)"
+        ]
+
+    def test_grammars_that_nobody_holds_against_the_limits_are_said(self, tiny, check):
+        given = {"structured_outputs_config": {"backend": "lm-format-enforcer"}}
+        code, lines = check({"model": tiny, "decode": {"engine_kwargs": given}})
+        assert code == 2
+        assert "'lm-format-enforcer' compiles grammars" in lines[0]

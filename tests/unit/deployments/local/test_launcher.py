@@ -21,7 +21,7 @@ from deployments.local.launcher import (
     LocalDeployment,
     StartError,
     check_no_labels,
-    check_ports_free,
+    check_ports,
     check_ray_is_closed,
     get_json,
 )
@@ -37,26 +37,24 @@ def taken_port():
 
 def test_a_port_in_use_is_named(taken_port):
     with pytest.raises(ConfigError, match=rf"^port: cannot listen on 127.0.0.1:{taken_port}"):
-        check_ports_free(parse({"port": taken_port}))
+        check_ports(parse({"port": taken_port}))
     free = {"port": free_port(), "kv_transfer": {"prefill_port": 30000, "decode_port": taken_port}}
     with pytest.raises(ConfigError, match=r"^kv_transfer.decode_port: cannot listen"):
-        check_ports_free(parse(free))
+        check_ports(parse(free))
     metrics = {"port": free_port(), "ray_metrics_port": taken_port}
     with pytest.raises(ConfigError, match=rf"^ray_metrics_port: cannot listen on :{taken_port}"):
-        check_ports_free(parse(metrics))
+        check_ports(parse(metrics))
 
 
 def test_a_port_that_rays_own_agent_takes_is_refused():
     with pytest.raises(ConfigError, match=r"^ray_metrics_port: 52365 is where Ray's own agent listens"):
-        check_ports_free(
-            parse({"port": free_port(), "ray_metrics_port": DEFAULT_DASHBOARD_AGENT_LISTEN_PORT})
-        )
+        check_ports(parse({"port": free_port(), "ray_metrics_port": DEFAULT_DASHBOARD_AGENT_LISTEN_PORT}))
 
 
 @pytest.mark.parametrize("host", ["192.0.2.77", "no-such-host.invalid"])
 def test_a_host_that_is_not_this_machine_is_named(host):
     with pytest.raises(ConfigError, match=f"^host: {host} is no"):
-        check_ports_free(parse({"host": host, "port": free_port()}))
+        check_ports(parse({"host": host, "port": free_port()}))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +74,7 @@ def test_a_host_that_is_not_this_machine_is_named(host):
 def test_a_port_that_two_keys_ask_for_is_named(given, message):
     config = parse({"port": 31_001, "kv_transfer": {"prefill_port": 31_100, "decode_port": 31_200}} | given)
     with nullcontext() if message is None else pytest.raises(ConfigError, match=f"^{message}"):
-        check_ports_free(config)
+        check_ports(config)
 
 
 @pytest.mark.parametrize(
