@@ -183,18 +183,13 @@ def trace(
 @app.command()
 def check(config: Annotated[Path, typer.Option(help="YAML file.")]) -> None:
     """Say what keeps a configuration from being served here, without starting it; 2 where something does."""
-    settings = load(config)
-    logging.disable(logging.WARNING)  # what vLLM says of its own import
     try:
-        with _console.status("checking"):
-            from deployments.check import problems  # noqa: PLC0415 - imports Ray and vLLM
-
-            found = problems(settings)
-    finally:
-        logging.disable(logging.NOTSET)
-    for problem in found:
-        _console.print(Text(f"{config}: {problem}", style="red"), soft_wrap=True)
-    if found:
+        wrong = [f"{config}: {problem}" for problem in _problems(load(config))]
+    except ConfigError as error:
+        wrong = str(error).splitlines()
+    for line in wrong:
+        _console.print(Text(line, style="red"), soft_wrap=True)
+    if wrong:
         raise typer.Exit(2)
     typer.echo(f"{config} can be started")
 
@@ -301,6 +296,17 @@ def announce(console: Console, url: str, asking: str, seconds: float, said: Sequ
 
 class _StopRequested(Exception):  # noqa: N818 - not an error
     """Ctrl-C before the deployment is up."""
+
+
+def _problems(settings: SlackServeConfig) -> list[str]:
+    logging.disable(logging.WARNING)  # what vLLM says of its own import
+    try:
+        with _console.status("checking"):
+            from deployments.check import problems  # noqa: PLC0415 - imports Ray and vLLM
+
+            return problems(settings)
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _settings(path: Path | None, overrides: dict[str, Any]) -> SlackServeConfig:

@@ -214,6 +214,14 @@ class TestCheck:
             code, lines = check({"model": tiny, "port": running.getsockname()[1]})
         assert (code, lines) == (0, ["my.yaml can be started"])
 
+    def test_values_that_no_model_or_machine_could_have_are_lines_as_well(self, tiny, check):
+        code, lines = check({"model": tiny, "prefill": {"replicas": 0}, "router": {"placment": "x"}})
+        assert code == 2
+        assert [line.split(": ")[:2] for line in lines] == [
+            ["my.yaml", "prefill.replicas"],
+            ["my.yaml", "router"],
+        ]
+
     def test_an_address_that_this_machine_has_not_is_said(self, tiny, check):
         code, lines = check({"model": tiny, "host": "192.0.2.77"})
         assert code == 2
