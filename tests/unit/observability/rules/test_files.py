@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from fnmatch import fnmatch
 
 import pytest
 from alert_rules import ALERTS, ROOT, RULES
@@ -32,6 +33,21 @@ def test_every_alert_has_its_section_in_the_runbook():
     assert sorted(headings) == sorted({rule["alert"] for rule in ALERTS})
     for section in re.split(r"^### ", page, flags=re.MULTILINE)[1:]:
         assert all(f"**{part}**" in section for part in ("Means.", "Look at.", "Turn.")), section[:40]
+
+
+def test_the_runbook_says_of_which_alerts_somebody_is_woken():
+    page = (ROOT / "docs" / "runbook.md").read_text()
+    said = dict(re.findall(r"^### (SlackServe\w+)\n\n\*\*Means\.\*\* (A page\.)?", page, re.MULTILINE))
+    waking = {rule["alert"] for rule in ALERTS if rule["labels"]["severity"] == "page"}
+    assert {alert for alert, word in said.items() if word} == waking
+    assert "Where a section names\nneither, its alert is a ticket." in page
+
+
+def test_every_file_has_its_row_on_the_page():
+    page = (ROOT / "docs" / "observability.md").read_text()
+    named = re.findall(r"^\| `observability/(\S+)` \|", page, re.MULTILINE)
+    missing = [path for path in generated(DEFAULT_TIERS) if not any(fnmatch(path, each) for each in named)]
+    assert missing == []
 
 
 def test_an_alert_that_cannot_fire_is_refused_and_the_file_says_so():
