@@ -15,7 +15,7 @@ import contextlib
 import contextvars
 import json
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -27,10 +27,11 @@ from vllm.v1.structured_output.request import get_structured_output_key
 from decode_node.answers import error_response
 from decode_node.grammars.backends import GrammarBackend
 from decode_node.grammars.child_process import Child
-from decode_node.grammars.turns import TurnsOfTenants
 from sampling.engine_limits import MOST_TOKEN_IDS
 from slo.errors import TOO_MANY_GRAMMARS
-from slo.request import TENANT_XARG
+from slo.queue.turns import FairTurns
+from slo.request import TENANT_XARG, Party
+from slo.tiers import SYSTEM
 from telemetry import logs
 
 if TYPE_CHECKING:
@@ -122,7 +123,8 @@ class GrammarCheck:
         self._silences: OrderedDict[bytes, int] = OrderedDict()  # in a row, of those without a verdict
         self._pending: dict[tuple[str, bytes], _Pending] = {}  # by tenant and digest
         self._child: Child | None = None
-        self._turns = TurnsOfTenants()
+        self._turns = FairTurns[asyncio.Future[None]]()
+        self._is_free = True
 
     def stand_before(self, client: Any, refuse: Callable[[SamplingParams, ErrorResponse], Exception]) -> None:
         """Check what the engine is asked to generate by.
@@ -246,7 +248,7 @@ class GrammarCheck:
             GrammarNotCheckedError: when the child has died, or says nothing.
         """
         tenant, known = place
-        async with self._turns.turn(tenant):
+        async with self._turn(tenant):
             self._pending[place].has_begun = True
             if known in self._verdicts:
                 return self._verdicts[known]
@@ -265,6 +267,28 @@ class GrammarCheck:
                         "what the answer must conform to could not be checked; try again"
                     )
             return _keep(self._verdicts, known, self._refusal(answer, key))
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, tenant: str) -> AsyncIterator[None]:
+        """Wait until the child has nothing to do and it is the tenant's turn."""
+        party = Party(tenant, SYSTEM)  # the tiers of a tenant have no turns of their own here
+        told = asyncio.get_running_loop().create_future()
+        self._turns.add(party, told, 1.0)
+        self._call_next()
+        try:
+            await asyncio.wait([told])  # which leaves it as it is when this is cancelled
+            yield
+        finally:
+            if told.done():
+                self._is_free = True
+                self._call_next()
+            else:
+                self._turns.remove(party, told)
+
+    def _call_next(self) -> None:
+        if self._is_free and len(self._turns):
+            self._is_free = False
+            self._turns.pop().set_result(None)
 
     def _refusal(self, answer: str, key: _Key) -> str:
         """Why a grammar is refused of which the child says this; empty for a good one."""

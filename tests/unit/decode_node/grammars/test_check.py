@@ -1,6 +1,7 @@
 """Grammars that would keep an engine busy or eat its memory."""
 
 import asyncio
+import random
 import shutil
 import subprocess
 import sys
@@ -344,6 +345,74 @@ async def test_a_tenant_has_only_so_many_grammars_that_wait(check, child, monkey
     await asyncio.gather(many[0], many[2], *same, *other, *again)
     await check.check(StructuredOutputsParams(regex="c"), "many")
     assert not check._pending
+
+
+async def test_who_has_just_had_a_verdict_goes_behind_who_has_not(check, child):
+    many = [
+        *await asking(check, "abcd", "a"),
+        *await asking(check, "stu", "b"),
+        *await asking(check, "x", "c"),
+    ]
+    child.go.set()
+    await asyncio.gather(*many)
+    assert child.asked == list("asxbtcud")
+
+
+@pytest.mark.parametrize("steps", range(10))
+async def test_whenever_one_leaves_the_next_has_its_turn(check, child, steps):
+    """Also as it is called, and has not heard of it."""
+    first, gone, last = await asking(check, "abc")
+    child.go.set()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    gone.cancel()
+    async with asyncio.timeout(1.0):
+        await asyncio.gather(first, last)
+        await check.check(StructuredOutputsParams(regex="d"), "another")
+    assert child.asked in (list("acd"), list("abcd"))
+    assert not check._pending
+
+
+class Hasty:
+    """A child that is asked one thing at a time, and answers soon."""
+
+    has_ended = False
+
+    def __init__(self, rng):
+        self._rng = rng
+        self._is_asked = False
+        self.asked = set()
+
+    async def ask(self, key, within_s):
+        assert not self._is_asked
+        self._is_asked = True
+        await asyncio.sleep(self._rng.random() * 0.002)
+        self._is_asked = False
+        self.asked.add(key[1])
+        return "ok"
+
+    async def end(self):
+        pass
+
+
+async def test_one_grammar_is_compiled_at_a_time_and_none_is_left_out_whoever_leaves(check):
+    rng = random.Random(3)
+    check._child = child = Hasty(rng)
+
+    async def ask(number):
+        await asyncio.sleep(rng.random() * 0.02)
+        await check.check(StructuredOutputsParams(regex=str(number)), rng.choice("abc"))
+
+    tasks = [asyncio.create_task(ask(number)) for number in range(60)]
+    await asyncio.sleep(0.02)
+    left = set(rng.sample(range(60), 20))
+    for number in left:
+        tasks[number].cancel()
+    async with asyncio.timeout(5.0):
+        await asyncio.gather(*tasks, return_exceptions=True)
+    stayed = set(range(60)) - left
+    assert all(tasks[number].exception() is None for number in stayed)
+    assert {str(number) for number in stayed} <= child.asked
 
 
 @pytest.mark.slow
