@@ -15,7 +15,7 @@ import msgspec
 
 from slo.preemption.types import LAUNCH_AHEAD_S, Limits
 from slo.queue.class_targets import ClassTargets
-from slo.queue.fairness import Fairness, FairnessRules
+from slo.queue.fairness import STARVATION_TIMEOUT_S, Fairness
 from slo.queue.order import DEFAULT_ORDER
 from slo.tiers import DEFAULT_TIERS, Tier, TierPolicy, TierSet
 
@@ -51,7 +51,7 @@ class EngineSetup:
         stock: Engine arguments with which an engine that is refused runs as vLLM does by itself.
         limits: How long and how much may be suspended; see `prefill_node.engine.stepping.step_choice`.
         shares: Weight and share of each tier by name, the most valuable first.
-        starvation_timeout_s: See `slo.queue.fairness.FairnessRules`.
+        starvation_timeout_s: See `slo.queue.fairness.FairnessRule`.
         targets: The target of each tier by name; empty when all requests are alike.
     """
 
@@ -69,7 +69,7 @@ class EngineSetup:
     stock: dict[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     shares: dict[str, tuple[float, float]] = field(default_factory=lambda: shares_of(DEFAULT_TIERS))
-    starvation_timeout_s: float = FairnessRules().starvation_timeout_s
+    starvation_timeout_s: float = STARVATION_TIMEOUT_S
     targets: dict[Tier, float] = field(default_factory=dict)
 
     def fairness(self) -> Fairness:
@@ -79,7 +79,7 @@ class EngineSetup:
             for name, (weight, share) in self.shares.items()
         }
         tiers = TierSet(policies, default=next(iter(policies)))
-        return Fairness(tiers, FairnessRules(starvation_timeout_s=self.starvation_timeout_s))
+        return Fairness(tiers, self.starvation_timeout_s)
 
     def class_targets(self) -> ClassTargets | None:
         """What each class aims at, with nothing served yet; None when all requests are alike."""

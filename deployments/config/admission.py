@@ -10,9 +10,8 @@ from pydantic import Field, model_validator
 from slo.admission.rules import AdmissionRules
 from slo.admission.tenant_limits import TenantLimit
 from slo.files.strict_yaml import Positive, Section
-from slo.queue.fairness import FairnessRules
+from slo.queue.fairness import STARVATION_TIMEOUT_S
 
-_FAIRNESS = FairnessRules()
 _ADMISSION = AdmissionRules()
 _NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -21,7 +20,7 @@ class FairnessConfig(Section):
     """How long a replica's queue may pass somebody over."""
 
     starvation_timeout_s: Positive = Field(
-        _FAIRNESS.starvation_timeout_s,
+        STARVATION_TIMEOUT_S,
         description="The oldest request of a class below its share goes first after so many seconds.",
     )
 

@@ -28,15 +28,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from slo.queue.ageing import Ageing, weight_of
 from slo.queue.prefill import Prefill
-from slo.queue.shares import MEMORY_S, FairnessState, ShareAccount
+from slo.queue.shares import FairnessState, ShareAccount
 from slo.tiers import Tier, TierSet
 
 STARVATION_TIMEOUT_S: Final = 30.0
+_AGEING: Final = Ageing()
 TARDY_PART: Final = 0.1
 """Of its share, how much a class leads with requests that are late anyway."""
 MOST_OF_PREDICTED: Final = 5.0
@@ -47,21 +47,6 @@ replica stays within it. What takes longer was held up, by a frozen process say,
 that time: multiplied by `1 / (TARDY_PART * share)`, half a minute of it would keep the class from leading for
 half an hour."""
 _AT_ONCE: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class FairnessRules:
-    """How long anybody is left behind.
-
-    Attributes:
-        starvation_timeout_s: How long the head of a class below its share waits before it leads; twice as
-            long, and it is stopped by nobody. Infinite: never.
-        memory_s: Time constant of the account of what was served.
-    """
-
-    ageing: Ageing = field(default_factory=Ageing)
-    starvation_timeout_s: float = STARVATION_TIMEOUT_S
-    memory_s: float = MEMORY_S
 
 
 class Boost(NamedTuple):
@@ -92,20 +77,23 @@ class FairnessRule:
 
     Args:
         tiers: Share, weight and rank of each tier.
+        starvation_timeout_s: How long the head of a class below its share waits before it leads; twice as
+            long, and it is stopped by nobody. Infinite: never.
+        standing: Who has had how much.
     """
 
-    def __init__(self, tiers: TierSet, rules: FairnessRules, standing: FairnessState) -> None:
+    def __init__(self, tiers: TierSet, starvation_timeout_s: float, standing: FairnessState) -> None:
         self._tiers = tiers
-        self._rules = rules
+        self._starvation_timeout_s = starvation_timeout_s
         self.standing = standing
 
     def at(self, state: FairnessState) -> FairnessRule:
         """The same rule for a published state."""
-        return FairnessRule(self._tiers, self._rules, state)
+        return FairnessRule(self._tiers, self._starvation_timeout_s, state)
 
     def boosts(self, prefills: Sequence[Prefill], now_s: float) -> list[tuple[Prefill, Boost]]:
         """The heads of classes that have the right to lead."""
-        since_s = now_s - self._rules.starvation_timeout_s
+        since_s = now_s - self._starvation_timeout_s
         old = [prefill for prefill in prefills if prefill.arrived_s < since_s]
         if not old:
             return []
@@ -119,7 +107,7 @@ class FairnessRule:
 
     def boost_of(self, prefill: Prefill, now_s: float) -> Boost | None:
         """By what right a prefill has the replica if it runs now; None when by its deadline alone."""
-        starvation_timeout_s, tier = self._rules.starvation_timeout_s, prefill.tier
+        starvation_timeout_s, tier = self._starvation_timeout_s, prefill.tier
         waited_s = now_s - prefill.arrived_s
         if waited_s <= starvation_timeout_s or not self.standing.is_paced(tier, now_s):
             return None
@@ -138,12 +126,12 @@ class FairnessRule:
         waiting. It leads for a chunk at a time, and would have to start over before its class may lead again.
         """
         waited_s = now_s - prefill.arrived_s
-        if waited_s <= self._rules.starvation_timeout_s or self.standing.deficit(prefill.tier) <= 0:
+        if waited_s <= self._starvation_timeout_s or self.standing.deficit(prefill.tier) <= 0:
             return prefill.weight
         return max(prefill.weight, self._aged_weight(prefill.tier, waited_s))
 
     def _aged_weight(self, tier: Tier, waited_s: float) -> float:
-        return weight_of(self._rules.ageing.effective_tier(self._tiers, tier, waited_s), self._tiers)
+        return weight_of(_AGEING.effective_tier(self._tiers, tier, waited_s), self._tiers)
 
     def boosted(
         self, ordered: Sequence[Prefill], boosts: Sequence[tuple[Prefill, Boost]], start_s: float
@@ -163,12 +151,11 @@ class FairnessRule:
 
     def by_effective_tier(self, prefills: Sequence[Prefill], now_s: float) -> list[Prefill]:
         """Those that are late or have no deadline: the stopped ones, then by effective tier, then by age."""
-        ageing = self._rules.ageing
         deficits = {tier: self.standing.deficit(tier) for tier in {prefill.tier for prefill in prefills}}
 
         def key(prefill: Prefill) -> tuple[bool, float, float]:
             tier = prefill.tier
-            level = ageing.effective_tier(self._tiers, tier, now_s - prefill.arrived_s, deficits[tier])
+            level = _AGEING.effective_tier(self._tiers, tier, now_s - prefill.arrived_s, deficits[tier])
             return prefill.preemptions == 0, -level, prefill.arrived_s
 
         return sorted(prefills, key=key)
@@ -179,12 +166,12 @@ class Fairness(FairnessRule):
 
     Args:
         tiers: Share, weight and rank of each tier.
+        starvation_timeout_s: See `FairnessRule`.
     """
 
-    def __init__(self, tiers: TierSet, rules: FairnessRules | None = None) -> None:
-        rules = rules or FairnessRules()
-        self.account = ShareAccount({tier: policy.share for tier, policy in tiers.items()}, rules.memory_s)
-        super().__init__(tiers, rules, self.account.state())
+    def __init__(self, tiers: TierSet, starvation_timeout_s: float = STARVATION_TIMEOUT_S) -> None:
+        self.account = ShareAccount({tier: policy.share for tier, policy in tiers.items()})
+        super().__init__(tiers, starvation_timeout_s, self.account.state())
 
     def step_ended(
         self,

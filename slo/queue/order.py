@@ -49,11 +49,10 @@ class Aim(enum.StrEnum):
 DEFAULT_ORDER: Final = QueueOrder.FEASIBLE_SET
 
 
-def order(  # noqa: PLR0913, PLR0917 - everything that an order may depend on
+def order(
     kind: QueueOrder,
     prefills: Sequence[Prefill],
     now_s: float,
-    free_at_s: float | None = None,
     max_suspended_s: float = math.inf,
     forecast: Forecast | None = None,
     fairness: FairnessRule | None = None,
@@ -64,11 +63,10 @@ def order(  # noqa: PLR0913, PLR0917 - everything that an order may depend on
     Under either rule, overdue steps go first: those that have been suspended for as long as they may be.
     Next are those boosted because their class would otherwise starve (`slo.queue.fairness`). Among the
     infeasible, and among those without a deadline, preempted ones go first: until they end they hold memory
-    and one of the places of suspended steps. The first of them can start at `free_at_s`, if not now.
-    `FEASIBLE_SET` keeps time free for what the `forecast` expects, and aims at the `targets` of the classes,
-    if there are any.
+    and one of the places of suspended steps. `FEASIBLE_SET` keeps time free for what the `forecast` expects,
+    and aims at the `targets` of the classes, if there are any.
     """
-    start_s = now_s if free_at_s is None else free_at_s
+    start_s = now_s
     overdue: list[Prefill] = []
     if max_suspended_s < math.inf:
         overdue = [prefill for prefill in prefills if prefill.suspended_s >= max_suspended_s]

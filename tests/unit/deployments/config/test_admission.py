@@ -13,7 +13,7 @@ from deployments.config.settings import parse
 from prefill_node.engine_setup import EngineSetup, shares_of
 from slo.admission.rules import AdmissionRules
 from slo.admission.tenant_limits import NO_LIMIT
-from slo.queue.fairness import FairnessRules
+from slo.queue.fairness import STARVATION_TIMEOUT_S
 from slo.queue.prefill import Prefill
 from slo.request import JobId
 from slo.tiers import BACKGROUND, PREMIUM
@@ -44,12 +44,12 @@ def test_every_limit_of_a_key_is_documented():
 
 def test_the_defaults_are_those_of_the_decision_rules():
     assert AdmissionConfig().rules() == AdmissionRules()
-    assert FairnessConfig().starvation_timeout_s == FairnessRules().starvation_timeout_s
+    assert FairnessConfig().starvation_timeout_s == STARVATION_TIMEOUT_S
     assert AdmissionConfig().default_limits.limit() == NO_LIMIT
 
 
 def test_the_engine_starts_from_the_same_defaults():
-    assert EngineSetup().starvation_timeout_s == FairnessRules().starvation_timeout_s
+    assert EngineSetup().starvation_timeout_s == STARVATION_TIMEOUT_S
 
 
 def test_shares_and_rules_reach_the_engine_as_plain_values():

@@ -6,19 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slo.queue.ageing import Ageing
-from slo.queue.fairness import TARDY_PART, Fairness, FairnessRules
+from slo.queue.fairness import STARVATION_TIMEOUT_S, TARDY_PART, Fairness
 from slo.queue.order import QueueOrder, order
 from slo.queue.prefill import Prefill
 from slo.request import JobId
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 NEVER = math.inf
-STARVATION_TIMEOUT_S = 30.0
 
 
 def fair(**rules):
-    return Fairness(DEFAULT_TIERS, FairnessRules(**rules))
+    return Fairness(DEFAULT_TIERS, **rules)
 
 
 def busy(fairness, tier=PREMIUM, until_s=0.0):
@@ -230,6 +228,6 @@ def test_nobody_starves_behind_a_stream_that_is_always_on_time(works, premium_s,
 
 
 def test_a_step_is_charged_to_its_members_by_their_tokens():
-    fairness = fair(ageing=Ageing())
+    fairness = fair()
     fairness.step_ended({PREMIUM: 300, BACKGROUND: 100}, 4.0, 4.0)
     assert fairness.account.achieved(PREMIUM) == pytest.approx(0.75)

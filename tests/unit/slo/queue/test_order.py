@@ -153,11 +153,11 @@ def test_then_the_tardy_then_the_infeasible_then_those_without_a_deadline():
     ]
 
 
-def test_time_runs_from_when_the_replica_is_free():
+def test_what_is_feasible_depends_on_when_it_can_start():
     queue = [job("long", 14.0, 9.0), job("short", 14.5, 1.0), job("urgent", 1.0, 0.5)]
     assert names(QueueOrder.FEASIBLE_SET, queue, 3.0) == ["long", "short", "urgent"]
-    assert names(QueueOrder.FEASIBLE_SET, queue, 3.0, free_at_s=4.8) == ["short", "long", "urgent"]
-    assert names(QueueOrder.SEDF, queue, 0.0, free_at_s=0.6) == ["long", "short", "urgent"]
+    assert names(QueueOrder.FEASIBLE_SET, queue, 4.8) == ["short", "long", "urgent"]
+    assert names(QueueOrder.SEDF, queue, 0.6) == ["long", "short", "urgent"]
 
 
 def test_one_that_was_stopped_is_tardy_last():
