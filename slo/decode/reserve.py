@@ -36,10 +36,10 @@ class TopTierReserve:
         while self._peaks[0][0] < now_s - WINDOW_S:
             self._peaks.popleft()
 
-    def part(self, now_s: float, monitors: float = 0.0) -> float:
-        """The reserve; `monitors` is what the cluster's monitor wants kept."""
+    def part(self, now_s: float) -> float:
+        """How much is kept, whoever holds it now."""
         recent = (held for since_s, held in self._peaks if since_s >= now_s - WINDOW_S)
-        return max(monitors, min(MOST, max(LEAST, AMPLE * max(recent, default=0.0))))
+        return min(MOST, max(LEAST, AMPLE * max(recent, default=0.0)))
 
     def places(self, total: int, now_s: float) -> int:
         """Of so many places for streams, those of the reserve; none where one is more than `MOST` of them."""
@@ -49,6 +49,6 @@ class TopTierReserve:
         """Of so many places for streams, those that others may not take beside `tops` of the top tier."""
         return max(0, self.places(total, now_s) - tops)
 
-    def kept(self, held: float, now_s: float, monitors: float = 0.0) -> float:
+    def kept(self, held: float, now_s: float) -> float:
         """What others may not take while the top tier holds `held`."""
-        return max(0.0, self.part(now_s, monitors) - held)
+        return max(0.0, self.part(now_s) - held)

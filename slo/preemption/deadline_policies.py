@@ -48,7 +48,7 @@ class _Contest:
         self._now_s = now_s
         self._policy = rules.policy
         self._margin = rules.margin
-        self._stop_s = rules.stop_latency_s + step.boundary_s
+        self._stop_s = step.boundary_s
         self._wait_s = rules.margin * step.remaining_s
         self._rival_due_s = rival.deadline_s - now_s
         self._runner_infeasible = slack_s(rival.deadline_s, now_s, rival.remaining_s) < 0

@@ -79,7 +79,7 @@ def limit_reached(  # noqa: PLR0911 - one for each limit
         return KeepReason.SUSPENDED_BYTES
     if recompute and step.progress >= limits.stubborn_after:
         return KeepReason.STUBBORN
-    return KeepReason.ENDS_SOONER if step.remaining_s <= rules.stop_latency_s + step.boundary_s else None
+    return KeepReason.ENDS_SOONER if step.remaining_s <= step.boundary_s else None
 
 
 def refusal_of(step: RunningStep, waiter: Prefill, now_s: float, rules: PreemptionRules) -> KeepReason | None:
@@ -88,14 +88,13 @@ def refusal_of(step: RunningStep, waiter: Prefill, now_s: float, rules: Preempti
     This is besides `limit_reached`. The waiter must not have been preempted itself, nor the step be guarded
     against it; stopping must let it meet its deadline, within the time that the step may be suspended.
     """
-    stop_s = rules.stop_latency_s + step.boundary_s
     suspended_s = max((member.suspended_s for member in step.members), default=0.0)
     table = (
         (waiter.preempted_by is not None, KeepReason.PROTECTED),
         (_is_guarded(step, waiter), KeepReason.STARVING),
-        (slack_s(waiter.deadline_s, now_s, waiter.remaining_s) < stop_s, KeepReason.CANNOT_SAVE),
+        (slack_s(waiter.deadline_s, now_s, waiter.remaining_s) < step.boundary_s, KeepReason.CANNOT_SAVE),
         (
-            suspended_s + stop_s + waiter.remaining_s > rules.limits.max_suspended_s,
+            suspended_s + step.boundary_s + waiter.remaining_s > rules.limits.max_suspended_s,
             KeepReason.MAX_SUSPENDED_TIME,
         ),
     )

@@ -63,7 +63,7 @@ def decide_by_feasible_set(
     if suspendable and not pool:
         return Keep(KeepReason.PROTECTED)
     overdue_s = together_s([waiter for waiter in waiting if waiter.suspended_s >= limit_s])
-    stop_s = rules.stop_latency_s + step.boundary_s
+    stop_s = step.boundary_s
     prices = None if targets is None else targets.at([*step.members, *waiting], now_s)
     runner = _as_prefill(step, now_s, rules)  # leads those with the same deadline and arrival
     expected = None if forecast is None else forecast.at(now_s)

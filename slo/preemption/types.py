@@ -169,7 +169,6 @@ class PreemptionRules:
         margin: At least 1. `FEASIBLE_SET` and `RESCUE` assume that the runner takes this many times its
             predicted time. With the other policies and `RESCUE`, the runner's deadline must be more than this
             many times as far away as the waiter's.
-        stop_latency_s: From the decision to the stop, the way to the next boundary not included.
         patience: From 0 to 1. `FEASIBLE_SET` stops a step only when a waiter's first token would otherwise
             not come within this part of its objective; 0 for at once, 1 for the last moment.
 
@@ -181,7 +180,6 @@ class PreemptionRules:
     policy: PreemptionPolicy = PreemptionPolicy.FEASIBLE_SET
     margin: float = 3.0
     limits: Limits = field(default_factory=Limits)
-    stop_latency_s: float = 0.0
     patience: float = 0.0
 
     def __post_init__(self) -> None:  # noqa: D105 - see Raises

@@ -42,10 +42,6 @@ def test_a_peak_is_forgotten_however_often_somebody_looks():
     assert reserve.part(400.0) == LEAST
 
 
-def test_the_monitors_word_counts_if_it_is_more():
-    assert TopTierReserve().part(0.0, monitors=0.4) == 0.4
-
-
 def test_others_may_take_what_the_top_tier_holds_itself_of_it():
     reserve = TopTierReserve()
     reserve.observe(0.07, 0.0)

@@ -103,18 +103,16 @@ def test_the_first_in_the_queue_that_qualifies_wins():
 
 
 def test_the_timer_is_set_to_when_the_first_waiter_becomes_critical():
-    running = step(RELAXED, boundary_s=0.25)
-    decision = asked(
-        running, job("w", 5.0), job("v", 7.0), job("infeasible", 0.1), stop_latency_s=0.25, margin=1.0
-    )
+    running = step(RELAXED, boundary_s=0.5)
+    decision = asked(running, job("w", 5.0), job("v", 7.0), job("infeasible", 0.1), margin=1.0)
     assert decision == Keep(KeepReason.WAITERS_IN_TIME, recheck_at_s=3.5)
 
 
 def test_a_decision_at_that_moment_still_saves_the_waiter():
     waiter = job("w", 5.0)
-    kept = asked(step(RELAXED), waiter, stop_latency_s=0.5)
-    overdue = step(job("r", 20.0), remaining_s=2.0)
-    decision = asked(overdue, waiter, now_s=kept.recheck_at_s, stop_latency_s=0.5)
+    kept = asked(step(RELAXED, boundary_s=0.5), waiter)
+    overdue = step(job("r", 20.0), remaining_s=2.0, boundary_s=0.5)
+    decision = asked(overdue, waiter, now_s=kept.recheck_at_s)
     assert decision == Preempt(7, JobId("w"), PreemptReason.RESCUE)
 
 

@@ -111,9 +111,9 @@ KEPT = [
     (
         "too late, by set",
         KeepReason.CANNOT_SAVE,
-        step(RELAXED),
+        step(RELAXED, boundary_s=1.1),
         [URGENT],
-        {"stop_latency_s": 1.1, "policy": FEASIBLE_SET},
+        {"policy": FEASIBLE_SET},
     ),
     (
         "all infeasible, by set",
@@ -151,7 +151,7 @@ KEPT = [
         {"policy": FEASIBLE_SET},
     ),
     ("due sooner", KeepReason.MARGIN, step(job("r", 2.0)), [job("w", 2.1, weight=9.0)], {}),
-    ("too late", KeepReason.CANNOT_SAVE, step(RELAXED), [URGENT], {"stop_latency_s": 1.1}),
+    ("too late", KeepReason.CANNOT_SAVE, step(RELAXED, boundary_s=1.1), [URGENT], {}),
     (
         "preempted for the runner",
         KeepReason.PROTECTED,
@@ -376,7 +376,7 @@ def states(draw):
         restart_s=restart_s,
         progress=progress,
         checkpoint_bytes=draw(st.integers(0, 60)),
-        boundary_s=restart_s / 32,
+        boundary_s=restart_s / 32 + draw(st.floats(0, 0.1)),
     )
     queue = draw(st.lists(PREFILLS, max_size=6))
     return ReplicaState(running, queue, draw(st.integers(0, 3)), draw(st.integers(0, 60)))
@@ -388,7 +388,6 @@ ALL_RULES = st.builds(
     st.sampled_from(PreemptionPolicy),
     margin=st.floats(1, 3),
     limits=st.just(LIMITS),
-    stop_latency_s=st.floats(0, 0.1),
 )
 NOW_S = 100.0
 
@@ -419,7 +418,7 @@ def test_a_rescue_saves_its_waiter_and_harms_less_than_its_weight(state, rules):
         return
     running = state.running
     members = {member.job_id for member in running.members}
-    free_s = NOW_S + rules.stop_latency_s + running.boundary_s
+    free_s = NOW_S + running.boundary_s
     for waiter in state.waiting:
         ends_s = free_s + waiter.remaining_s
         if (

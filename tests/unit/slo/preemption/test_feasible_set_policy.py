@@ -104,9 +104,9 @@ def test_of_several_the_one_with_the_least_time_says_how_long_a_stop_waits():
     assert stops(long, first, second, now_s=0.5, patience=0.5) == ("first", PreemptReason.RESCUE)
 
 
-def test_the_way_to_the_next_boundary_is_part_of_what_a_stop_takes():
-    long = step(job("long"), remaining_s=10.0, boundary_s=0.2)
-    decision = asked(long, job("urgent", 4.0), patience=0.5, stop_latency_s=0.1)
+def test_the_way_to_the_next_boundary_is_what_a_stop_takes():
+    long = step(job("long"), remaining_s=10.0, boundary_s=0.3)
+    decision = asked(long, job("urgent", 4.0), patience=0.5)
     assert decision == Keep(KeepReason.PATIENCE, pytest.approx(0.7))
 
 
@@ -289,7 +289,7 @@ def states(draw):
         remaining_s=remaining_s,
         restart_s=restart_s,
         progress=progress,
-        boundary_s=restart_s / 32,
+        boundary_s=restart_s / 32 + draw(st.floats(0, 0.1)),
     )
     return ReplicaState(running, [draw(waiters(n)) for n in range(draw(st.integers(1, 7)))])
 
@@ -299,15 +299,14 @@ ALL_RULES = st.builds(
     st.sampled_from([RESUME, RECOMPUTE]),
     MARGINS,
     limits=st.just(dataclasses.replace(NO_LIMITS, max_suspended_s=60.0)),
-    stop_latency_s=st.floats(0, 0.1),
 )
 FORECASTS = st.sampled_from([None, crowded()])
 
 
-def free_at_s(state, rules):
+def free_at_s(state):
     """When the first can start if the step is stopped."""
     overdue_s = sum(w.remaining_s for w in state.waiting if w.suspended_s >= 60.0)
-    return NOW_S + rules.stop_latency_s + state.running.boundary_s + overdue_s
+    return NOW_S + state.running.boundary_s + overdue_s
 
 
 def ended_at_s(state, rules):
@@ -345,7 +344,7 @@ def test_the_beneficiary_ends_in_time_if_it_starts_after_the_stop(state, rules, 
     if not isinstance(decision, Preempt):
         return
     beneficiary = next(w for w in state.waiting if w.job_id == decision.beneficiary)
-    assert free_at_s(state, rules) + beneficiary.remaining_s <= beneficiary.deadline_s < NEVER
+    assert free_at_s(state) + beneficiary.remaining_s <= beneficiary.deadline_s < NEVER
     assert beneficiary.preempted_by is None, "one that was preempted stops nobody"
     assert beneficiary.suspended_s < 60.0
 
@@ -363,7 +362,7 @@ def test_more_is_on_time_with_the_stop_than_without(state, rules):
         first = min(on_time, key=lambda m: m.deadline_s)
         again_s = state.running.restart_s if rules.mode is RECOMPUTE else state.running.remaining_s
         runner = [replace(first, weight=sum(m.weight for m in on_time), remaining_s=again_s)]
-    with_stop = feasible_set([*runner, *pool(state)], free_at_s(state, rules)).feasible
+    with_stop = feasible_set([*runner, *pool(state)], free_at_s(state)).feasible
     without = feasible_set(pool(state), ended_at_s(state, rules)).feasible
     assert sum(map(value, with_stop)) > sum(map(value, without)) + sum(map(value, runner))
 
