@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,10 +18,8 @@ from slo.predict.measured_on import UNKNOWN, Subject
 from slo.predict.prefill_time import PrefillPredictor
 
 PROFILE_FORMAT: Final = 4
-READABLE: Final = (1, 2, 3, PROFILE_FORMAT)
-_HANDOFFS: Final = 3
-"""Format 1 has prefill times only, without their subject. The handoff of formats 1 and 2 is not used: it has
-a transfer and a decode step in it, for which first tokens waited then. Before 4 there is no floor."""
+READABLE: Final = (3, PROFILE_FORMAT)
+"""Before 4 there is no floor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,26 +68,20 @@ def read_profile(path: Path, refusal: type[Exception]) -> Profile:
 
 
 def _profile(values: Mapping[str, Any]) -> Profile:
-    predictor = PrefillPredictor(**_numbers(values["predictor"]))
-    if values["format"] < _HANDOFFS:
-        predictor = replace(predictor, handoff_s=0.0)
-    return Profile(predictor, _subject(values), *_transfer(values))
+    return Profile(PrefillPredictor(**_numbers(values["predictor"])), _subject(values), *_transfer(values))
 
 
 def _transfer(values: Mapping[str, Any]) -> tuple[TransferFit | None, int]:
     """The profile's transfer, and KV bytes of a token."""
-    found, per_token = values.get("transfer"), "per_token_s"
-    if values["format"] == 2:  # noqa: PLR2004 - one of the formats
-        found, per_token = values.get("handoff"), "transfer_per_token_s"
-    if values["format"] == 1 or found is None:
+    if (found := values.get("transfer")) is None:
         return None, 0
-    numbers = _numbers({name: found[name] for name in ("latency_s", per_token)})
-    return TransferFit(*numbers.values()), int(found["kv_bytes_per_token"])
+    numbers = _numbers({name: found[name] for name in ("latency_s", "per_token_s")})
+    return TransferFit(**numbers), int(found["kv_bytes_per_token"])
 
 
 def _subject(values: Mapping[str, Any]) -> Subject:
     """The profile's subject; `UNKNOWN` where the file does not say."""
-    about = values.get("about", {}) if values["format"] > 1 else {}
+    about = values.get("about", {})
     return Subject(**{part.name: about.get(part.name) for part in fields(Subject)})
 
 

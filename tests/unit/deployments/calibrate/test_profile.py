@@ -16,7 +16,7 @@ from deployments.calibrate.profile import (
 )
 from deployments.cli import app
 from deployments.config import ConfigError
-from slo.files.profile import read_profile
+from slo.files.profile import READABLE, read_profile
 from slo.predict.handoff import HandoffSample, TransferFit
 from slo.predict.measured_on import Subject
 from slo.predict.prefill_time import PrefillPredictor
@@ -140,25 +140,26 @@ def test_a_profile_is_used_for_what_it_was_measured_on_and_for_what_is_not_known
     assert profile_of(path, EMBEDDED).predictor == profile_of(path, Subject("embedded")).predictor
 
 
-def test_an_old_profile_has_prefill_times_only_and_is_of_anything(tmp_path):
-    path = tmp_path / "old.json"
-    predictor = {"per_token_s": 0.001, "fixed_s": 0.02, "handoff_s": 0.05}
-    path.write_text(json.dumps({"format": 1, "about": {"lengths": [1]}, "predictor": predictor}))
+@pytest.mark.parametrize("number", READABLE)
+def test_a_profile_may_have_prefill_times_only_and_be_of_anything(tmp_path, number):
+    path = tmp_path / "short.json"
+    predictor = {"per_token_s": 0.001, "fixed_s": 0.02}
+    path.write_text(json.dumps({"format": number, "predictor": predictor}))
     found = profile_of(path, EMBEDDED)
-    assert found.predictor == PrefillPredictor(0.001, 0.02, 0.0), "its handoff was another"
+    assert found.predictor == PrefillPredictor(0.001, 0.02)
     assert found.transfer is None
     assert found.link(100) is None
 
 
-def test_a_profile_from_when_first_tokens_waited_for_decode_is_read_without_its_handoff(tmp_path):
-    path = tmp_path / "old.json"
-    predictor = {"per_token_s": 0.001, "fixed_s": 0.02, "handoff_s": 0.05, "per_pair_s": 0.0}
-    steps = {"first_step_s": 0.05, "step_per_token_s": 1e-6}
-    handoff = {"latency_s": 0.01, "transfer_per_token_s": 2e-6, "kv_bytes_per_token": 9, **steps}
-    path.write_text(json.dumps({"format": 2, "about": {}, "predictor": predictor, "handoff": handoff}))
-    found = profile_of(path, EMBEDDED)
-    assert found.predictor.handoff_s == 0.0
-    assert (found.transfer, found.kv_bytes_per_token) == (TransferFit(0.01, 2e-6), 9)
+@pytest.mark.parametrize("number", [2, 5])
+def test_a_profile_of_another_format_is_refused_by_its_number(tmp_path, number):
+    path = tmp_path / "other.json"
+    predictor = {"per_token_s": 0.001, "fixed_s": 0.02, "handoff_s": 0.05}
+    path.write_text(json.dumps({"format": number, "about": {}, "predictor": predictor}))
+    with pytest.raises(
+        ConfigError, match=f"format {number}; this version reads 3 and 4; `slackserve calibrate`"
+    ):
+        load_profile(path)
 
 
 @pytest.mark.parametrize(
@@ -167,10 +168,9 @@ def test_a_profile_from_when_first_tokens_waited_for_decode_is_read_without_its_
         "",
         "[]",
         "{}",
-        '{"format": 1}',
-        '{"format": 1, "predictor": {"x": 1}}',
+        '{"format": 4}',
+        '{"format": 4, "predictor": {"x": 1}}',
         '{"format": 99}',
-        '{"format": 2, "predictor": {"per_token_s": 1, "fixed_s": 1}, "handoff": {"latency_s": 1}}',
         '{"format": 3, "predictor": {"per_token_s": 1, "fixed_s": 1}, "transfer": {"latency_s": 1}}',
     ],
 )
