@@ -150,7 +150,7 @@ class MonitorCore:
         self._easing = UNTRIED
         self.heard_s = now_s
         self._attainment = RollingAttainment(settings.window_s)
-        self._corrections = Corrections(settings.quantile)
+        self._corrections = Corrections()
         self._first_tokens = RollingError(_FIRST_TOKENS)
         self._at_risk: frozenset[Tier] = frozenset()
         self._ordered: dict[ReplicaId, int] = {}
@@ -269,8 +269,6 @@ class MonitorCore:
     def _resettle(self, settings: MonitorSettings) -> None:
         if settings.window_s != self.settings.window_s:
             self._attainment = RollingAttainment(settings.window_s)
-        if settings.quantile != self.settings.quantile:
-            self._corrections.aim_at(settings.quantile)
         self.settings = settings
 
     def _adopt(self, report: MonitorReport, now_s: float) -> None:

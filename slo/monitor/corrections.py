@@ -31,14 +31,9 @@ _MARGIN_SAMPLES: Final = 32
 
 
 class Corrections:
-    """Those of all prefill replicas of a model.
+    """Those of all prefill replicas of a model."""
 
-    Args:
-        quantile: See `slo.predict.prediction_error.Residuals`.
-    """
-
-    def __init__(self, quantile: float) -> None:
-        self._quantile = quantile
+    def __init__(self) -> None:
         self._residuals: dict[ReplicaId, Residuals] = {}
         self._measured_s: dict[ReplicaId, float] = {}
         self._factors: dict[ReplicaId, float] = {}
@@ -51,7 +46,7 @@ class Corrections:
         What it follows is another monitor's when this one has not told it any: it holds until there are
         passes enough.
         """
-        residuals = self._residuals.setdefault(replica_id, Residuals(self._quantile))
+        residuals = self._residuals.setdefault(replica_id, Residuals())
         self._factors.setdefault(replica_id, follows if is_correction(follows) else UNCORRECTED)
         for each in measured:
             residuals.add(each)
@@ -100,12 +95,6 @@ class Corrections:
             replica: error if error is not None and error.samples >= MIN_SAMPLES else None
             for replica, error in found.items()
         }
-
-    def aim_at(self, quantile: float) -> None:
-        """Begin anew with another quantile; what each replica follows holds until there are passes enough."""
-        self._quantile = quantile
-        for replica in self._residuals:
-            self._residuals[replica] = Residuals(quantile)
 
     def forget_old(self, now_s: float) -> None:
         """Forget errors that nothing has confirmed of late."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from slo.monitor.shedding import SteeringRules
-from slo.predict.prediction_error import QUANTILE
 from slo.preemption.types import PreemptionPolicy
 from slo.tiers import DEFAULT_TIERS, Tier, TierSet
 
@@ -20,7 +19,6 @@ class MonitorSettings:
         steers: Whether it sheds and reserves at all.
         corrects: Whether it corrects predictors, and the margin with them.
         directs: Whether it orders running prefills to stop for others.
-        quantile: Of the residuals, that corrections aim at.
         preemption: The configured policy of preemption.
     """
 
@@ -30,7 +28,6 @@ class MonitorSettings:
     steers: bool = True
     corrects: bool = True
     directs: bool = True
-    quantile: float = QUANTILE
     preemption: PreemptionPolicy = PreemptionPolicy.FEASIBLE_SET
     margin: float = 3.0
     models: tuple[str, ...] = ()

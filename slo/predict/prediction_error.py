@@ -84,14 +84,9 @@ class RollingError:
 
 
 class Residuals:
-    """One replica's latest passes.
+    """One replica's latest passes."""
 
-    Args:
-        quantile: Of measured over predicted time that the correction aims at.
-    """
-
-    def __init__(self, quantile: float = QUANTILE) -> None:
-        self._quantile = quantile
+    def __init__(self) -> None:
         self._log_ratios: deque[float] = deque(maxlen=REMEMBERED)
         self._error = RollingError()
         self._overruns: deque[float] = deque(maxlen=REMEMBERED)
@@ -119,7 +114,7 @@ class Residuals:
         return tuple(self._overruns)
 
     def factor(self) -> float | None:
-        """How many times as long as predicted a pass takes, by the quantile; None with too few passes.
+        """How many times as long as predicted a pass takes, by `QUANTILE`; None with too few passes.
 
         Ratios farther from their median than three robust standard deviations (Hampel's rule) count as if
         they were just there: a pass that was held up once does not make a replica slow.
@@ -130,7 +125,7 @@ class Residuals:
         spread = _MAD_TO_SIGMA * statistics.median(abs(ratio - middle) for ratio in self._log_ratios)
         reach = _CLIP_SIGMAS * max(spread, _MIN_SPREAD / _CLIP_SIGMAS)
         clipped = [min(max(ratio, middle - reach), middle + reach) for ratio in self._log_ratios]
-        factor = math.exp(float(np.quantile(clipped, self._quantile)))
+        factor = math.exp(float(np.quantile(clipped, QUANTILE)))
         return min(max(factor, MIN_CORRECTION), MAX_CORRECTION)
 
 

@@ -11,6 +11,7 @@ from slo.predict.prediction_error import (
     MAX_CORRECTION,
     MIN_CORRECTION,
     MIN_SAMPLES,
+    QUANTILE,
     PassMeasured,
     Residuals,
     RollingError,
@@ -64,15 +65,13 @@ def test_a_replica_that_changes_its_speed_is_followed_within_a_hundred_passes():
 
 
 def test_the_correction_is_a_quantile_so_that_most_passes_end_sooner_than_predicted():
-    rng = random.Random(2)
-    for quantile in (0.5, 0.75, 0.9):
-        sooner = 0
-        for seed in range(20):
-            residuals = Residuals(quantile)
-            measure(residuals, PROFILE, 64, noise=0.2, seed=seed)
-            factor = residuals.factor()
-            sooner += sum(math.exp(rng.gauss(0, 0.2)) <= factor for _ in range(200))
-        assert sooner / (20 * 200) == pytest.approx(quantile, abs=0.04)
+    rng, sooner = random.Random(2), 0
+    for seed in range(20):
+        residuals = Residuals()
+        measure(residuals, PROFILE, 64, noise=0.2, seed=seed)
+        factor = residuals.factor()
+        sooner += sum(math.exp(rng.gauss(0, 0.2)) <= factor for _ in range(200))
+    assert sooner / (20 * 200) == pytest.approx(QUANTILE, abs=0.04)
 
 
 def test_one_pass_that_was_held_up_changes_next_to_nothing():
@@ -105,12 +104,9 @@ def test_what_has_no_prediction_says_nothing():
 
 
 @settings(deadline=None)
-@given(
-    st.lists(st.tuples(st.floats(1e-6, 1e3), st.floats(1e-6, 1e3)), max_size=100),
-    st.floats(0, 1),
-)
-def test_whatever_is_measured_a_correction_stays_in_its_bounds(passes, quantile):
-    residuals = Residuals(quantile)
+@given(st.lists(st.tuples(st.floats(1e-6, 1e3), st.floats(1e-6, 1e3)), max_size=100))
+def test_whatever_is_measured_a_correction_stays_in_its_bounds(passes):
+    residuals = Residuals()
     for predicted_s, measured_s in passes:
         residuals.add(PassMeasured(predicted_s, predicted_s, measured_s))
     factor = residuals.factor()
