@@ -127,7 +127,7 @@ class Ours:
         is_top = one.rank == self._tiers.top_rank
         if is_top and room.keeps(newcomer):
             return True
-        return room.pool.fit(room.holdings, newcomer, 0.0 if is_top else room.reserve_tokens).fits
+        return room.pool.fits(room.holdings, newcomer, 0.0 if is_top else room.reserve_tokens)
 
     def victim(self, engine: PressedEngine) -> PressedStream:
         """What is left to vLLM: the lowest tier's last."""

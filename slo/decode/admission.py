@@ -128,10 +128,10 @@ def _needs(
 ) -> int | None:
     """Tokens of memory that a request takes; None if it does not fit."""
     pool, kept_tokens = room.pool_for(newcomer.rank), 0.0 if is_top else room.reserve_tokens
-    if pool.fit(room.holdings, newcomer, kept_tokens).fits:
+    if pool.fits(room.holdings, newcomer, kept_tokens):
         return newcomer.tokens
     prefix_tokens = waiters.prefix_tokens(parked)
-    if prefix_tokens and pool.fit(room.holdings, newcomer, kept_tokens, prefix_tokens).fits:
+    if prefix_tokens and pool.fits(room.holdings, newcomer, kept_tokens, prefix_tokens):
         return newcomer.tokens - prefix_tokens
     if is_top or now_s - parked.since_s <= STARVES_AFTER_S:
         return None

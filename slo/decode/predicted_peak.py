@@ -6,7 +6,6 @@ streams ends, and there all that end later, or with it, hold what they have and 
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -31,34 +30,6 @@ class Holding(NamedTuple):
     waits: bool = False
 
 
-class PoolFit(NamedTuple):
-    """Whether a newcomer fits.
-
-    Attributes:
-        peak_tokens: The predicted peak with it.
-    """
-
-    reason: FitReason
-    peak_tokens: int
-
-    @property
-    def fits(self) -> bool:
-        """Whether it is admitted."""
-        return self.reason in {FitReason.ROOM, FitReason.ALONE}
-
-
-class FitReason(enum.StrEnum):
-    """Why a newcomer is admitted or not."""
-
-    ROOM = "room"
-    ALONE = "alone"
-    """Nothing else is there; whatever it takes, it cannot wait for anybody."""
-    PEAK = "peak"
-    """The memory would not last for all of them."""
-    NOW = "now"
-    """What it brings along does not fit into what is free."""
-
-
 @dataclass(frozen=True, slots=True)
 class Pool:
     """KV memory, in tokens.
@@ -73,14 +44,14 @@ class Pool:
     free_tokens: int
     shared_tokens: int = 0
 
-    def fit(
+    def fits(
         self,
         held: Sequence[Holding],
         newcomer: Holding,
         reserve_tokens: float = 0.0,
         prefix_tokens: int = 0,
-    ) -> PoolFit:
-        """Whether a newcomer fits beside those that are there.
+    ) -> bool:
+        """Whether a newcomer fits beside those that are there; one that is alone does, whatever it takes.
 
         Of lower tiers only what they hold now counts: when memory runs short, they yield.
 
@@ -90,16 +61,13 @@ class Pool:
             reserve_tokens: What is kept for tiers above it.
             prefix_tokens: Of its sequence, what those that are there hold already.
         """
+        if not held:
+            return True
+        if newcomer.tokens - prefix_tokens > self.free_tokens - reserve_tokens:
+            return False
         peers = not_below(newcomer.rank, held)
         shared_tokens = shared_from(newcomer.rank, held, self.shared_tokens + prefix_tokens)
-        peak = predicted_peak([*peers, newcomer]) - shared_tokens
-        if not held:
-            return PoolFit(FitReason.ALONE, peak)
-        if newcomer.tokens - prefix_tokens > self.free_tokens - reserve_tokens:
-            return PoolFit(FitReason.NOW, peak)
-        if peak > USABLE * self.tokens - reserve_tokens:
-            return PoolFit(FitReason.PEAK, peak)
-        return PoolFit(FitReason.ROOM, peak)
+        return predicted_peak([*peers, newcomer]) - shared_tokens <= USABLE * self.tokens - reserve_tokens
 
     def fits_at_last(
         self, held: Sequence[Holding], newcomer: Holding, kept_tokens: float, ahead_tokens: int

@@ -15,7 +15,7 @@ def test_while_all_places_are_taken_nobody_is_looked_at(stepped, monkeypatch):
     engine.step()
     assert len(engine.scheduler.running) == 4
     looks = []
-    monkeypatch.setattr(Pool, "fit", lambda *_: looks.append(1))
+    monkeypatch.setattr(Pool, "fits", lambda *_: looks.append(1))
     engine.step()
     assert looks == []
     monkeypatch.undo()
@@ -36,7 +36,7 @@ def test_places_are_kept_for_the_top_tier_once_it_has_come(stepped, monkeypatch)
     assert "first" in engine.finished
     assert len(engine.scheduler.running) == 19
     looks = []
-    monkeypatch.setattr(Pool, "fit", lambda *_: looks.append(1))
+    monkeypatch.setattr(Pool, "fits", lambda *_: looks.append(1))
     engine.step()
     assert looks == [], "nobody that waits may have the place"
     monkeypatch.undo()
