@@ -26,7 +26,7 @@ class SlackRouter:
     """
 
     def __init__(self, config: RouterConfig) -> None:
-        tenants, instruments = TenantGates({}), Instruments(*METRICS)
+        tenants, instruments = TenantGates(), Instruments(*METRICS)
         self._tiers = list(config.tiers.names)
         self._models = {model: ModelRouter(model, config, tenants, instruments) for model in config.models}
 

@@ -46,7 +46,7 @@ class AdmittingReplica:
         self._admission = AdmissionController(
             hardware.tiers,
             AdmissionRules(),
-            TenantGates({}),
+            TenantGates(),
             random.Random(_SEED).random,  # noqa: S311 - reproducible, not secret
         )
         self._admission.has_capacity(1.0)

@@ -148,7 +148,7 @@ class FleetSetup:
         if self.admission is None:
             return None
         draw = random.Random(self.seed).random  # noqa: S311 - reproducible, not secret
-        return AdmissionController(self.weighted_tiers(), self.admission, TenantGates({}), draw)
+        return AdmissionController(self.weighted_tiers(), self.admission, TenantGates(), draw)
 
     def weighted_tiers(self) -> TierSet:
         """The tiers with the weights that the replicas reckon with."""

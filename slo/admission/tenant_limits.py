@@ -6,7 +6,6 @@ of a busy fleet is decided in `slo.admission.controller`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -199,24 +198,16 @@ class TenantGate:
 
 
 class TenantGates:
-    """The gates of all tenants.
+    """The gates of all tenants; a tenant of which no request has brought a limit has none."""
 
-    Args:
-        limits: Of the tenants whose requests bring none with them.
-        default: Of such a tenant without an entry.
-    """
-
-    def __init__(self, limits: Mapping[str, TenantLimit], default: TenantLimit = NO_LIMIT) -> None:
-        self._limits = limits
-        self._default = default
+    def __init__(self) -> None:
         self._gates: dict[str, TenantGate] = {}
         self._key_gates: dict[tuple[str, str], TenantGate] = {}
 
     def of(self, tenant: str, limit: TenantLimit | None = None) -> TenantGate:
         """The gate of one tenant; a `limit` that differs from the last one holds from now on."""
         if (gate := self._gates.get(tenant)) is None:
-            given = self._limits.get(tenant, self._default) if limit is None else limit
-            self._gates[tenant] = gate = TenantGate(given)
+            self._gates[tenant] = gate = TenantGate(NO_LIMIT if limit is None else limit)
         elif limit is not None and limit != gate.limit:
             gate.holds(limit)
         return gate

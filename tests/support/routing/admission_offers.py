@@ -15,10 +15,11 @@ LACK = {RejectionReason.OVER_SHARE, RejectionReason.RESERVED, RejectionReason.TE
 NO_BACKLOG = AdmissionRules(max_backlog_s=1e9, max_late_backlog_s=1e9, calm_s=0.0)
 
 
-def controller(rules=NO_BACKLOG, replicas=1.0, seed=1, tenants=None, **limits):
-    made = AdmissionController(
-        DEFAULT_TIERS, rules, tenants or TenantGates(limits), random.Random(seed).random
-    )
+def controller(rules=NO_BACKLOG, replicas=1.0, seed=1, **limits):
+    tenants = TenantGates()
+    for tenant, limit in limits.items():
+        tenants.of(tenant, limit)
+    made = AdmissionController(DEFAULT_TIERS, rules, tenants, random.Random(seed).random)
     made.has_capacity(replicas)
     return made
 

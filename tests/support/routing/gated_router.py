@@ -22,9 +22,10 @@ LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
 
 def router(replicas=1, **limits):
     """A settled router with idle replicas."""
-    admission = AdmissionController(
-        DEFAULT_TIERS, AdmissionRules(), TenantGates(limits), random.Random(1).random
-    )
+    tenants = TenantGates()
+    for tenant, limit in limits.items():
+        tenants.of(tenant, limit)
+    admission = AdmissionController(DEFAULT_TIERS, AdmissionRules(), tenants, random.Random(1).random)
     core = RouterCore(DEFAULT_TIERS, POLICIES["least_harm"](random.Random(1).randrange), gate=Gate(admission))
     for number in range(replicas):
         report(core, number)

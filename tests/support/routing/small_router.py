@@ -44,7 +44,7 @@ def request(number, tokens, tier=STANDARD, ttft_s=..., explicit=False, **rest):
 def admitted(*replicas, max_backlog_s=100.0):
     """A router that admits, without a limit that matters, and its admission."""
     rules = AdmissionRules(max_backlog_s=max_backlog_s, max_late_backlog_s=max_backlog_s)
-    admission = AdmissionController(DEFAULT_TIERS, rules, TenantGates({}), lambda: 1.0)
+    admission = AdmissionController(DEFAULT_TIERS, rules, TenantGates(), lambda: 1.0)
     limits = RouterLimits(stale_after_s=10.0)
     router = RouterCore(DEFAULT_TIERS, LeastHarm(), limits, 0.0, gate=Gate(admission))
     for name in replicas:

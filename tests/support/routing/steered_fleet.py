@@ -52,7 +52,7 @@ class SteeredFleet:
     def __init__(self, *, in_order=False, slow=0.0, streams=None):
         self._random = random.Random(1)
         self.admission = AdmissionController(
-            DEFAULT_TIERS, AdmissionRules(), TenantGates({}), self._random.random
+            DEFAULT_TIERS, AdmissionRules(), TenantGates(), self._random.random
         )
         self.admission.has_capacity(1.0)
         self.monitor = MonitorCore(MonitorSettings(models=("m",)), 0.0)

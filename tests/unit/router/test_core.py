@@ -68,7 +68,7 @@ def test_what_a_slow_replica_has_counts_as_on_the_fastest():
 )
 def test_a_prompt_is_no_more_work_than_the_model_takes(size, tokens):
     rules, limits = AdmissionRules(max_backlog_s=100.0), RouterLimits(stale_after_s=100.0, longest=4096)
-    gate = Gate(AdmissionController(DEFAULT_TIERS, rules, TenantGates({}), lambda: 1.0))
+    gate = Gate(AdmissionController(DEFAULT_TIERS, rules, TenantGates(), lambda: 1.0))
     router = RouterCore(POLICIES, LeastHarm(), limits, gate=gate)
     router.prefill_reported(report("prefill-0"), 0.0)
     router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), 0.0)
@@ -78,8 +78,9 @@ def test_a_prompt_is_no_more_work_than_the_model_takes(size, tokens):
 
 
 def test_one_that_is_placed_again_in_vain_is_still_its_tenants():
-    limits = TenantGates({"a": TenantLimit(max_concurrent=1)})
-    admission = AdmissionController(DEFAULT_TIERS, AdmissionRules(), limits, lambda: 1.0)
+    gates = TenantGates()
+    gates.of("a", TenantLimit(max_concurrent=1))
+    admission = AdmissionController(DEFAULT_TIERS, AdmissionRules(), gates, lambda: 1.0)
     router = RouterCore(POLICIES, LeastHarm(), RouterLimits(stale_after_s=100.0), gate=Gate(admission))
     router.prefill_reported(report("prefill-0"), 0.0)
     router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), 0.0)

@@ -144,7 +144,7 @@ def waits_asked(monkeypatch):
 
 def test_the_wait_is_not_worked_out_for_what_the_limits_refuse(waits_asked):
     tiers = TierSet({STANDARD: POLICIES[STANDARD]}, STANDARD)
-    admission = AdmissionController(tiers, AdmissionRules(), TenantGates({}), lambda: 1.0)
+    admission = AdmissionController(tiers, AdmissionRules(), TenantGates(), lambda: 1.0)
     core = router(Gate(admission))
     limit = TenantLimit(requests_per_s=0.001, burst_requests=1)
     assert isinstance(core.place(replace(asked(STANDARD), limit=limit), 0.0), Placed)

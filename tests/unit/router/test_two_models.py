@@ -115,7 +115,7 @@ def test_what_is_delivered_of_an_answer_goes_on_with_the_same_model():
 def test_what_is_asked_of_both_models_is_held_against_the_replicas_of_both(prefill, decode, capacity):
     """But not against those from which no decode replica goes on."""
     rules = AdmissionRules()
-    admission = AdmissionController(DEFAULT_TIERS, rules, TenantGates({}), lambda: 1.0)
+    admission = AdmissionController(DEFAULT_TIERS, rules, TenantGates(), lambda: 1.0)
     made = router(prefill, decode, gate=Gate(admission))
     assert isinstance(made.place(request(1, 100), 0.0), Placed)
     assert admission.capacity == capacity

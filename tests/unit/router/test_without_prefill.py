@@ -72,8 +72,9 @@ def test_no_more_prompts_than_decode_can_bear():
 
 
 def test_who_is_refused_for_want_of_prefill_has_taken_nothing():
-    limits = TenantGates({"a": TenantLimit(output_tokens_per_s=1000.0)})
-    admission = AdmissionController(DEFAULT_TIERS, AdmissionRules(), limits, lambda: 1.0)
+    gates = TenantGates()
+    gates.of("a", TenantLimit(output_tokens_per_s=1000.0))
+    admission = AdmissionController(DEFAULT_TIERS, AdmissionRules(), gates, lambda: 1.0)
     router = without_prefill(max_local=1, gate=Gate(admission))
     for number, tenant in ((0, "b"), (1, "c")):
         assert isinstance(router.place(request(number, 10, tenant=tenant), 0.0), Placed)
@@ -85,7 +86,7 @@ def test_who_is_refused_for_want_of_prefill_has_taken_nothing():
 
 def with_a_backlog_of_the_lost(clock=21):
     """A fleet whose only prefill replica is gone, with what it had to compute left to decode."""
-    gate = Gate(AdmissionController(DEFAULT_TIERS, AdmissionRules(), TenantGates({}), lambda: 0.0))
+    gate = Gate(AdmissionController(DEFAULT_TIERS, AdmissionRules(), TenantGates(), lambda: 0.0))
     router = without_prefill(max_local=64, gate=gate)
     router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), 0.0)
     router.prefill_reported(report("prefill-0"), 0.0)
@@ -127,7 +128,7 @@ def test_what_decode_has_computed_is_no_work_of_the_prefill_replica_that_comes_b
 
 
 def test_what_arrived_before_the_loss_is_still_told_to_whoever_sizes_the_fleet():
-    gate = Gate(AdmissionController(DEFAULT_TIERS, AdmissionRules(), TenantGates({}), lambda: 0.0))
+    gate = Gate(AdmissionController(DEFAULT_TIERS, AdmissionRules(), TenantGates(), lambda: 0.0))
     router = without_prefill(max_local=64, gate=gate)
     router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), 0.0)
     router.prefill_reported(report("prefill-0"), 0.0)

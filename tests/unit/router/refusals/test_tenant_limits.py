@@ -48,7 +48,7 @@ def test_every_answer_to_a_prompt_counts_against_its_tenant():
 
 def test_every_prompt_of_a_request_counts_against_its_tenant():
     limits = RouterLimits(longest=8192)
-    gate = Gate(AdmissionController(DEFAULT_TIERS, AdmissionRules(), TenantGates({}), lambda: 1.0))
+    gate = Gate(AdmissionController(DEFAULT_TIERS, AdmissionRules(), TenantGates(), lambda: 1.0))
     core = RouterCore(DEFAULT_TIERS, POLICIES["least_harm"](random.Random(1).randrange), limits, gate=gate)
     report(core)
     core.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), 0.0)

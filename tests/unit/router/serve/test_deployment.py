@@ -88,7 +88,7 @@ class Counts:
 
 def test_an_engine_that_has_ended_is_counted_once_however_often_its_replica_says_it():
     counts = Counts()
-    router = model_router.ModelRouter("small", TWO, TenantGates({}), counts)
+    router = model_router.ModelRouter("small", TWO, TenantGates(), counts)
     gone = ReplicaGone(A, (Role.PREFILL, EngineEnd.HUNG))
     for report in (
         ReplicaGone(A),
@@ -127,7 +127,7 @@ def test_gauges_are_set_with_every_report_and_a_fleet_that_is_gone_has_no_load_o
     monkeypatch.setattr(model_router, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     gauges = Gauges()
     config = replace(TWO, limits=RouterLimits(local_prefill=local_prefill))
-    router = model_router.ModelRouter("small", config, TenantGates({}), gauges)
+    router = model_router.ModelRouter("small", config, TenantGates(), gauges)
     clock.now_s = 100.0
 
     def load():
@@ -160,7 +160,7 @@ def test_the_monitor_is_told_how_much_work_is_refused_of_what_arrives(monkeypatc
 
     monkeypatch.setattr(model_router, "MonitorClient", client)
     config = replace(TWO, find_monitor=lambda: None, admission=AdmissionRules(max_backlog_s=0.5))
-    router = model_router.ModelRouter("small", config, TenantGates({}), Gauges())
+    router = model_router.ModelRouter("small", config, TenantGates(), Gauges())
     router.report(PrefillReported(A, PREDICTOR, (), None, 0.0))
     router.report(DecodeReported(D, 0.0, 0))
     asked = replace(request("first"), objective=Objective(STANDARD, None, None), prompt_tokens=5000)
@@ -178,7 +178,7 @@ def test_the_monitor_is_told_how_much_work_is_refused_of_what_arrives(monkeypatc
 
 
 def test_what_decode_has_in_use_is_told_to_the_monitor_and_to_admission():
-    router = model_router.ModelRouter("small", TWO, TenantGates({}), Gauges())
+    router = model_router.ModelRouter("small", TWO, TenantGates(), Gauges())
     router.report(PrefillReported(A, PREDICTOR, (), None, 0.0))
     router.report(DecodeReported(D, 0.9, 0))
     for number in range(10):

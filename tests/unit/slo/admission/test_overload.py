@@ -30,7 +30,7 @@ class Fleet:
     def __init__(self, due_s=None):
         self.due_s = due_s
         rules = AdmissionRules()
-        self.admission = AdmissionController(DEFAULT_TIERS, rules, TenantGates({}), random.Random(1).random)
+        self.admission = AdmissionController(DEFAULT_TIERS, rules, TenantGates(), random.Random(1).random)
         self.admission.has_capacity(1.0)
         self.queues = {tier: deque() for tier in DEFAULT_TIERS.names}
         self.free_at_s = 0.0

@@ -86,8 +86,8 @@ def test_a_refused_request_takes_nothing():
 
 
 def test_tenants_have_gates_of_their_own():
-    gates = TenantGates({"small": TenantLimit(max_concurrent=1, weight=2.0)}, TenantLimit(max_concurrent=3))
-    gates.of("small").began(Usage(1), 0.0)
+    gates = TenantGates()
+    gates.of("small", TenantLimit(max_concurrent=1, weight=2.0)).began(Usage(1), 0.0)
     assert gates.of("small").refusal(Usage(1), 0.0) is not None
     assert gates.of("other").refusal(Usage(1), 0.0) is None
     assert (gates.weight("small"), gates.weight("other")) == (2.0, 1.0)
@@ -138,7 +138,7 @@ def test_what_nobody_knows_is_not_given_back_and_what_did_not_run_is():
 
 
 def test_a_limit_that_changes_holds_from_the_next_request_on():
-    gates = TenantGates({})
+    gates = TenantGates()
     gates.of("a", TenantLimit(max_concurrent=1)).began(Usage(1), 0.0)
     assert gates.of("a", TenantLimit(max_concurrent=1)).refusal(Usage(1), 0.0) is not None
     assert gates.of("a", TenantLimit(max_concurrent=2)).refusal(Usage(1), 0.0) is None
@@ -156,7 +156,7 @@ def test_a_limit_that_changes_holds_from_the_next_request_on():
 )
 @pytest.mark.parametrize("of_key", [False, True])
 def test_ingresses_with_key_files_of_different_age_do_not_let_more_pass_than_either_alone(limits, of_key):
-    gates, asked, passed = TenantGates({}), Usage(10, 10), 0
+    gates, asked, passed = TenantGates(), Usage(10, 10), 0
     for number in range(100):
         limit = limits[number % 2]
         gate = gates.of_key("a", KeyLimit("k", limit)) if of_key else gates.of("a", limit)
@@ -167,7 +167,7 @@ def test_ingresses_with_key_files_of_different_age_do_not_let_more_pass_than_eit
 
 
 def test_a_limit_that_is_raised_holds_at_once_and_what_was_taken_stays_taken():
-    gates = TenantGates({})
+    gates = TenantGates()
     gates.of("a", TenantLimit(tokens_per_s=1, burst_tokens=10)).began(Usage(10), 0.0)
     gate = gates.of("a", TenantLimit(tokens_per_s=10, burst_tokens=100))
     assert gate.refusal(Usage(90), 0.0) is None
@@ -181,7 +181,7 @@ def test_a_limit_that_is_raised_holds_at_once_and_what_was_taken_stays_taken():
 
 @pytest.mark.parametrize("of_key", [False, True])
 def test_ingresses_that_differ_on_whether_there_is_a_limit_do_not_fill_its_bucket(of_key):
-    gates, asked, passed = TenantGates({}), Usage(10, 1000), 0
+    gates, asked, passed = TenantGates(), Usage(10, 1000), 0
     limited, without = TenantLimit(output_tokens_per_s=100.0), TenantLimit()
     for number in range(100):
         limit = limited if number % 2 else without

@@ -248,7 +248,7 @@ async def test_a_place_that_came_too_late_to_be_heard_of_costs_what_was_generate
     """The router has admitted a request that its ingress has sent off without it."""
     admission = Admission(None, limit=LIMITED)
     asked = admission.asked.placement
-    rules = AdmissionController(DEFAULT_TIERS, AdmissionRules(), TenantGates({}), lambda: 0.5)
+    rules = AdmissionController(DEFAULT_TIERS, AdmissionRules(), TenantGates(), lambda: 0.5)
 
     def decide(job_id):
         usage = Usage(3, 100)

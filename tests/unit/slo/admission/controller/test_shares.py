@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slo.admission.rules import AdmissionRules
-from slo.admission.tenant_limits import TenantGates, TenantLimit
+from slo.admission.tenant_limits import TenantLimit
 from slo.errors import Rejected, RejectionReason
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
@@ -62,9 +62,8 @@ def test_a_tenant_that_asks_for_less_than_its_part_is_not_refused_for_another():
 
 
 def test_a_heavier_tenant_gets_more_of_a_busy_class():
-    tenants = TenantGates({"heavy": TenantLimit(weight=3.0)})
     loads = {(BACKGROUND, "heavy"): 1.2, (BACKGROUND, "light"): 1.2}
-    heavy, light = offer(controller(tenants=tenants), loads).values()
+    heavy, light = offer(controller(heavy=TenantLimit(weight=3.0)), loads).values()
     assert part_admitted(heavy) == pytest.approx(3 * part_admitted(light), rel=0.35)
 
 
@@ -174,8 +173,8 @@ def test_the_same_seed_gives_the_same_decisions():
 
 
 def test_a_decision_takes_microseconds():
-    tenants = TenantGates({}, TenantLimit(requests_per_s=1e9, tokens_per_s=1e9, max_concurrent=10**9))
-    admission = controller(replicas=10.0, tenants=tenants)
+    limit = TenantLimit(requests_per_s=1e9, tokens_per_s=1e9, max_concurrent=10**9)
+    admission = controller(replicas=10.0, **{f"tenant-{n}": limit for n in range(100)})
     asked = [request(n, DEFAULT_TIERS.names[n % 3], f"tenant-{n % 100}", 0.3) for n in range(4000)]
     took_s = []
     for n, one in enumerate(asked):
