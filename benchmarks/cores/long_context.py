@@ -78,7 +78,7 @@ def row(chip: str, model: str, granularity: Granularity, chunks: str) -> dict[st
         NEW_TOKENS if bound is None else min(NEW_TOKENS, bound.chunk_tokens(context, hardware.predictor()))
     )
     served = run(arm, hardware, [*arrivals(hardware.cost.prefill_s(NEW_TOKENS, context))])
-    blocking_ms = [1e3 * seconds for replica in served.replicas for seconds in replica.blocking_s]
+    blocking_ms = [1e3 * seconds for seconds in served.replica.blocking_s]
     urgent = [job for job in served.jobs if job.arrival.kind == "urgent"]
     plain = Arm("", "", replace(scheduling, stop_within_s=math.inf).build)
     whole_s, whole_plain_s = (alone_s(each, hardware, PROMPT_TOKENS) for each in (arm, plain))

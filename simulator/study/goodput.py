@@ -115,7 +115,7 @@ def enclosed(low: float, high: float, holds: Callable[[float], bool]) -> tuple[f
 def point(rate_rps: float, runs: Sequence[Run], setting: Mapping[str, float]) -> Point:
     """The sums and means of runs at one rate."""
     jobs = [job for served in runs for job in served.jobs]
-    busy_s = sum(replica.busy_s for served in runs for replica in served.replicas)
+    busy_s = sum(served.replica.busy_s for served in runs)
     span_s = sum(served.jobs[-1].arrival.at_s for served in runs)
     prefilled = [job for served in runs for job in served.jobs if job.first_token_s <= served.ended_s]
     return Point(
@@ -132,7 +132,7 @@ def point(rate_rps: float, runs: Sequence[Run], setting: Mapping[str, float]) ->
 
 def blocking(runs: Iterable[Run]) -> Blocking | None:
     """Blocking times of all stops; None without any."""
-    times = [s * 1e3 for served in runs for replica in served.replicas for s in replica.blocking_s]
+    times = [s * 1e3 for served in runs for s in served.replica.blocking_s]
     if not times:
         return None
     p50, p90, p99 = (float(value) for value in np.percentile(times, (50, 90, 99)))

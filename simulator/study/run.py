@@ -1,11 +1,10 @@
-"""One stream of requests through one replica or a round of them, without router and decode tier."""
+"""One stream of requests through one replica, without router and decode tier."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from typing import Final
 
 from simulator.arms.arm import Arm
@@ -20,10 +19,10 @@ _MARGIN_S: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The requests with their times, the replicas, and when the simulation ended."""
+    """The requests with their times, the replica, and when the simulation ended."""
 
     jobs: Sequence[Job]
-    replicas: Sequence[ReplicaModel]
+    replica: ReplicaModel
     ended_s: float
 
 
@@ -33,11 +32,10 @@ def run(
     arrivals: Sequence[Arrival],
     setting: Mapping[str, float] | None = None,
     *,
-    replicas: int = 1,
     traced: bool = False,
     max_misses: float = math.inf,
 ) -> Run:
-    """Serve a stream by replicas in turn; the first token is there when the prefill ends.
+    """Serve a stream by one replica; the first token is there when the prefill ends.
 
     It ends early once more than `max_misses` requests have missed their objective. What happens after the
     last request was due is not simulated: requests that have not been served by then have missed their
@@ -54,19 +52,16 @@ def run(
 
     def prefilled(job: Job) -> None:
         job.first_token_s = loop.now_s
-        at[job.request_id].release(job)
+        replica.release(job)
 
-    tier = [arm.build(loop, hardware, setting or {}, prefilled) for _ in range(replicas)]
-    turn = cycle(tier)
-    at: dict[str, ReplicaModel] = {}
+    replica = arm.build(loop, hardware, setting or {}, prefilled)
     jobs = []
     for arrival in arrivals:
         deadline_s = math.inf if arrival.ttft_s is None else arrival.at_s + arrival.ttft_s
         job = Job(arrival, hardware.weights[arrival.tier], deadline_s, history=[] if traced else None)
         jobs.append(job)
-        at[job.request_id] = replica = next(turn)
         loop.call_at(arrival.at_s, replica.arrive, job)
         if deadline_s < math.inf:
             loop.call_at(deadline_s + _AFTER_S, due, job)
     loop.run(max((job.deadline_s for job in jobs if job.deadline_s < math.inf), default=math.inf) + _MARGIN_S)
-    return Run(jobs, tier, loop.now_s)
+    return Run(jobs, replica, loop.now_s)

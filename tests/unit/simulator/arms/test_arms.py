@@ -57,7 +57,7 @@ def test_whole_prompts_take_from_the_cache_what_it_holds_when_they_start(arm):
     shared = (0, 1, 2)
     stream = [arrival(0, 0.0, 4000, 60.0)]
     stream += [arrival(number, 0.01 * number, 1900, 60.0, blocks=shared) for number in (1, 2)]
-    (replica,) = served(arm, stream, {"join_tokens": 2048.0}).replicas
+    replica = served(arm, stream, {"join_tokens": 2048.0}).replica
     passes_s = [HARDWARE.cost.prefill_s(4000), HARDWARE.cost.prefill_s(1900)]
     assert replica.busy_s == pytest.approx(sum(passes_s) + HARDWARE.cost.prefill_s(1900 - 1536, 1536))
 
@@ -100,7 +100,7 @@ def test_in_chunks_it_waits_for_a_chunk():
 def test_suspended_it_goes_on_where_it_stopped(arm):
     result = served(arm)
     long, urgent = result.jobs
-    (blocking_s,) = result.replicas[0].blocking_s
+    (blocking_s,) = result.replica.blocking_s
     assert urgent.is_on_time
     assert (long.preemptions, urgent.preemptions) == (1, 0)
     half_layer_s = LONG_S / HARDWARE.cost.shape.layers * (0.8 if arm == "slackserve" else 0.0)
@@ -132,7 +132,7 @@ def test_finer_boundaries_stop_sooner():
     long, urgent = OVERTAKING
     moments = [[long, replace(urgent, at_s=0.3 + 0.01 * n)] for n in range(20)]
     fine, coarse = (
-        sum(served(arm, both).replicas[0].blocking_s[0] for both in moments)
+        sum(served(arm, both).replica.blocking_s[0] for both in moments)
         for arm in ("sedf-resume", "sedf-recompute")
     )
     assert fine < 0.5 * coarse
@@ -240,12 +240,12 @@ def test_at_rest_nothing_is_held(requests, arm):
     ]
     last = arrival(len(arrivals), 1e5, 10, 1e5)
     result = served(arm, [*arrivals, last])
-    engine = result.replicas[0].engine
+    engine = result.replica.engine
     assert all(job.first_token_s < math.inf for job in result.jobs)
     assert (engine.running, engine.waiting, engine.requests) == ([], [], {})
     assert engine._suspensions.steps == []
     assert engine.kv_usage == 0.0
-    assert not result.replicas[0].ledger.accepted
+    assert not result.replica.ledger.accepted
 
 
 def test_under_its_own_conditions_the_abort_variant_gains_nothing():

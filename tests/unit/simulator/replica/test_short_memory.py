@@ -34,9 +34,9 @@ def test_work_of_ended_chunks_that_is_lost_with_its_memory_is_wasted():
     urgent = Arrival(1, 0.9, "urgent", 9000, 1, 1.0, PREMIUM)
     served = run(ARMS["slackserve"], hardware, [long, urgent])
     alone = [run(ARMS["slackserve"], hardware, [each]) for each in (long, urgent)]
-    useful_s = sum(one.replicas[0].busy_s for one in alone)
-    again_s = served.replicas[0].busy_s - useful_s
+    useful_s = sum(one.replica.busy_s for one in alone)
+    again_s = served.replica.busy_s - useful_s
     assert again_s > 0.3 * useful_s
-    assert served.replicas[0].busy_s - sum(job.wasted_s for job in served.jobs) == pytest.approx(
+    assert served.replica.busy_s - sum(job.wasted_s for job in served.jobs) == pytest.approx(
         useful_s, rel=0.02
     )
