@@ -55,22 +55,20 @@ class Dispatch:
         self._informs = informs
         self._report_s = setup.delays.report_s
 
-    def place(
-        self, job_id: JobId, arrival: Arrival, prompt_bytes: int, *, explicit_deadline: bool
-    ) -> PlacementDecision:
-        """Where a request goes; its length is estimated from its bytes, or known when there are none."""
+    def place(self, job_id: JobId, arrival: Arrival) -> PlacementDecision:
+        """Where a request goes."""
         now_s = self._loop.now_s
         return self._core.place(
             PlacementRequested(
                 job_id=job_id,
                 objective=Objective(arrival.tier, arrival.ttft_s, self._tiers[arrival.tier].tpot_s),
-                explicit_deadline=explicit_deadline,
+                explicit_deadline=True,
                 however_late=not self._informs,
-                prompt_tokens=None if prompt_bytes else arrival.tokens,
-                prompt_bytes=prompt_bytes,
+                prompt_tokens=arrival.tokens,
+                prompt_bytes=0,
                 elapsed_s=now_s - arrival.at_s,
                 prefix_hashes=arrival.blocks,
-                hash_block=self._block(arrival, prompt_bytes),
+                hash_block=arrival.block_tokens,
             ),
             now_s,
         )
@@ -107,10 +105,3 @@ class Dispatch:
     def decode_demand(self) -> DecodeDemand:
         """As `RouterCore.decode_demand`."""
         return self._core.decode_demand(self._loop.now_s)
-
-    @staticmethod
-    def _block(arrival: Arrival, prompt_bytes: int) -> int:
-        """What a prefix hash stands for: tokens, or, of a text, its bytes."""
-        if prompt_bytes == 0:
-            return arrival.block_tokens
-        return round(arrival.block_tokens * prompt_bytes / arrival.tokens)

@@ -7,7 +7,6 @@ and admission by `router.core`, order and preemption by each replica's scheduler
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
@@ -31,7 +30,6 @@ from slo.request import JobId, ReplicaId, RequestContext
 
 TOO_LONG: Final = "too_long"
 """Why a request is refused that the memory of no replica could ever hold."""
-_BYTES_PER_TOKEN: Final = 4.2
 
 
 def simulate(
@@ -41,18 +39,16 @@ def simulate(
     *,
     elasticity: Elasticity[PrefillTierSeen] | None = None,
     decode_elasticity: Elasticity[DecodeTierSeen] | None = None,
-    traced: bool = False,
 ) -> FleetRun:
     """Serve a stream until every request has ended; the same arguments give the same result.
 
     While no prefill replica lives, requests are refused. `elasticity` has the prefill tier grow and shrink
     from the number of the setup, whose `admission` tells the demand; `decode_elasticity` the decode tier.
-    `traced` keeps each request's history.
 
     Raises:
         ValueError: when a failure is of a replica that there is not.
     """
-    fleet = _Fleet(setup, arrivals, traced=traced)
+    fleet = _Fleet(setup, arrivals)
     fleet.scale(elasticity, decode_elasticity)
     return fleet.run(failures)
 
@@ -60,13 +56,12 @@ def simulate(
 class _Fleet:
     """One simulation."""
 
-    def __init__(self, setup: FleetSetup, arrivals: Sequence[Arrival], *, traced: bool) -> None:
+    def __init__(self, setup: FleetSetup, arrivals: Sequence[Arrival]) -> None:
         self._setup = setup
         self._payroll = Payroll(setup.weighted_tiers())
         self._decode_payroll = Payroll(setup.weighted_tiers())
         self._prefill_tier: ElasticTier[PrefillTierSeen] | None = None
         self._decode_tier: ElasticTier[DecodeTierSeen] | None = None
-        self._traced = traced
         self._loop = EventLoop()
         self._passages = {str(arrival.number): Passage(arrival) for arrival in arrivals}
         self._left = len(arrivals)
@@ -77,8 +72,6 @@ class _Fleet:
             self._new_decode()
         informs = self._places[0].informs
         self._dispatch = Dispatch(self._loop, setup, informs=informs)
-        if setup.length_sigma is not None:
-            self._write_texts(setup.length_sigma)
 
     def run(self, failures: Sequence[Failure]) -> FleetRun:
         """Let everything happen."""
@@ -117,12 +110,6 @@ class _Fleet:
     def _is_over(self) -> bool:
         return self._left == 0
 
-    def _write_texts(self, sigma: float) -> None:
-        rng = random.Random(self._setup.seed)  # noqa: S311 - reproducible, not secret
-        for passage in self._passages.values():
-            per_token = _BYTES_PER_TOKEN * rng.lognormvariate(0.0, sigma)
-            passage.prompt_bytes = max(1, round(passage.arrival.tokens * per_token))
-
     # The way of a request.
 
     def _place(self, passage: Passage) -> None:
@@ -131,12 +118,7 @@ class _Fleet:
         if not self._can_ever_hold(arrival):
             self._refuse(passage, TOO_LONG, Outcome.REJECTED)
             return
-        decision = self._dispatch.place(
-            JobId(str(arrival.number)),
-            arrival,
-            passage.prompt_bytes,
-            explicit_deadline=self._setup.explicit_deadlines,
-        )
+        decision = self._dispatch.place(JobId(str(arrival.number)), arrival)
         passage.unattainable = decision.unattainable
         match decision:
             case Rejected():
@@ -203,19 +185,14 @@ class _Fleet:
         site.expected -= 1
         budget_s = context.ttft_budget_s
         deadline_s = math.inf if budget_s is None else self._loop.now_s + budget_s
-        job = Job(
-            passage.arrival,
-            self._setup.hardware.weights[context.tier],
-            deadline_s,
-            context.handoff_s,
-            history=[] if self._traced else None,
-        )
+        weight = self._setup.hardware.weights[context.tier]
+        job = Job(passage.arrival, weight, deadline_s, context.handoff_s)
         if (before := passage.job) is not None:
             job.preemptions, job.wasted_s = before.preemptions, before.wasted_s
             job.first_token_s = before.first_token_s
         passage.job = job
         if site.is_alive:
-            site.arrive(job, passage.prompt_bytes)
+            site.arrive(job)
         else:
             self._lose(site, job)
 

@@ -22,7 +22,6 @@ class Passage:
     """One request's way through the fleet.
 
     Attributes:
-        prompt_bytes: Size of its text; 0 when the router knows its length.
         job: As its last prefill replica had it; set once it has ended.
         outcome: The one way in which it ended; None before that.
         placements: How often it was placed: more than once if replicas died under it.
@@ -33,7 +32,6 @@ class Passage:
     """
 
     arrival: Arrival
-    prompt_bytes: int = 0
     job: Job | None = None
     outcome: Outcome | None = None
     placements: int = 0
@@ -81,11 +79,6 @@ class FleetRun:
     def by_tier(self) -> dict[str, float]:
         """The same by tier."""
         return attainment_by(self.jobs, "tier")
-
-    @property
-    def by_kind(self) -> dict[str, float]:
-        """The same by kind of request."""
-        return attainment_by(self.jobs, "kind")
 
     @property
     def outcomes(self) -> dict[Outcome, int]:

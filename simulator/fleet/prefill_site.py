@@ -15,7 +15,6 @@ from simulator.replica.hardware import ReplicaModel
 from simulator.replica.job import Job
 from simulator.replica.loop import EventLoop
 from simulator.replica.replica import VirtualReplica
-from slo.admission.tenants import ANONYMOUS
 from slo.predict.prefill_time import PrefillPredictor
 from slo.reports import PrefillReported
 from slo.request import JobId, ReplicaId
@@ -79,7 +78,6 @@ class PrefillSite:
         self._prefilled = prefilled
         self._handoff_s = handoff_s
         self.reporter = VirtualReporter(life, self.report)
-        self._learned: list[tuple[int, int]] = []
         self._hits: list[tuple[JobId, int]] = []
 
     @property
@@ -92,12 +90,10 @@ class PrefillSite:
         """Whether it can say what it has to do: it runs our code."""
         return isinstance(self.replica, VirtualReplica)
 
-    def arrive(self, job: Job, prompt_bytes: int = 0) -> None:
-        """Take a request; `prompt_bytes` is the size of its text, 0 when it came as tokens."""
+    def arrive(self, job: Job) -> None:
+        """Take a request."""
         self._life.catch_up()
         self.here[job.request_id] = job
-        if prompt_bytes:
-            self._learned.append((prompt_bytes, job.num_tokens))
         self.replica.arrive(job)
         self.reporter.changed()
 
@@ -130,7 +126,6 @@ class PrefillSite:
         replica = self.replica
         assert isinstance(replica, VirtualReplica)
         work = load(replica.governor, replica.engine.view(), replica.reached(), self._life.now_s)
-        learned, self._learned = tuple(self._learned), []
         hits, self._hits = tuple(self._hits), []
         return PrefillReported(
             replica_id=self.replica_id,
@@ -138,7 +133,6 @@ class PrefillSite:
             **work._asdict(),
             kv_usage=replica.engine.kv_usage,
             ended=replica.ledger.take_ended(),
-            learned=tuple((ANONYMOUS.name, *prompt) for prompt in learned),
             kv_tokens=replica.engine.kv_tokens,
             hits=hits,
             draining=self.is_draining,

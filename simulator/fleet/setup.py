@@ -98,13 +98,9 @@ class FleetSetup:
             report what they have to do, and `least_outstanding_tokens` for others.
         limits: How the router treats reports.
         handoff_s: From the end of a prefill to its first token at the client, which the router knows.
-        explicit_deadlines: Whether clients name their objectives; the router stretches others for long
-            prompts.
-        length_sigma: How much the bytes per token of prompts vary (standard deviation of the logarithm); None
-            lets the router know lengths exactly.
         decode_memory: How decode replicas give out theirs.
         admission: Rules by which the router refuses requests before it places them; None refuses nobody.
-        seed: For the bytes per token, and for refusals with a probability.
+        seed: For refusals with a probability, and for placement policies that draw lots.
     """
 
     arm: Arm
@@ -119,8 +115,6 @@ class FleetSetup:
     limits: RouterLimits = field(default_factory=RouterLimits)
     delays: Delays = field(default_factory=Delays)
     handoff_s: float = HANDOFF_S
-    explicit_deadlines: bool = True
-    length_sigma: float | None = None
     decode_memory: DecodeMemory = DecodeMemory.RESERVED
     admission: AdmissionRules | None = None
     seed: int = 0

@@ -150,7 +150,7 @@ def _due(found: tuple[PrefillSite, SuspendedStep]) -> float:
 def attainment(placement: str, moves: str, load: float, seed: int, requests: int) -> tuple[float, float, int]:
     """Fractions in time, of all requests and of the kind that fares worst, and how many steps moved."""
     asked = Asked(PRESETS[PRESET], requests, seed, refuses=False)
-    fleet = _Fleet(fleet_of(asked, placement), stream_of(asked, load), traced=False)
+    fleet = _Fleet(fleet_of(asked, placement), stream_of(asked, load))
     migrations, link = None, LINKS[moves]
     if link is not None:
         hardware = asked.preset.hardware

@@ -90,7 +90,7 @@ def test_a_request_that_is_late_already_is_not_placed_again_if_it_may_be_shed():
 )
 def test_whatever_dies_every_request_ends_once(seed, deaths, arm):
     failures = [Failure(replica, at_s, at_s + for_s) for replica, at_s, for_s in deaths]
-    result = simulate(fleet(arm, length_sigma=0.3), stream(2.0, 120, seed), failures)
+    result = simulate(fleet(arm), stream(2.0, 120, seed), failures)
     check_at_rest_but_for_the_dead(result)
 
 
