@@ -15,7 +15,7 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
 from vllm.v1.simple_kv_offload.cuda_mem_ops import pin_tensor
 
-from kv_transfer.swap.book import Move, SwapStep, runs
+from kv_transfer.swap.book import Move, runs
 
 _MEASURED_BLOCKS: Final = 64
 _MEASUREMENTS: Final = 3
@@ -88,16 +88,6 @@ class HostBlocks:
                     f"pressure.swap_gib to less ({error})"
                 ) from error
             self._layers.append(_Layer(engine, host))
-
-    @property
-    def block_bytes(self) -> int:
-        """Of a block, all layers."""
-        return sum(layer.host[0].nbytes for layer in self._layers)
-
-    def move(self, step: SwapStep) -> None:
-        """Do what a step asks for."""
-        self.take(step.out)
-        self.give(step.back)
 
     def take(self, moves: Sequence[Move]) -> None:
         """Copy blocks to their slots; they are there when this returns, and the blocks can be written to."""

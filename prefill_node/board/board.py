@@ -185,12 +185,8 @@ class Board:
 
     # Workers
 
-    def target(self) -> int:
-        """Id of the step to be stopped, 0 for none."""
-        return self.words[_TARGET]
-
     def is_target(self, step_id: int) -> bool:
-        """Whether this very step is to be stopped; an order for another says nothing about it."""
+        """Whether this very step is to be stopped, rather than another; 0 asks whether none is."""
         return self.words[_TARGET] == step_id
 
     def reach(self, rank: int, step_id: int, boundary: int) -> None:

@@ -36,10 +36,6 @@ class StepShape(NamedTuple):
     prompt_tokens: int = 0
     moved: int = 0
 
-    def without(self, context: int) -> StepShape:
-        """The same step without a stream of so much context."""
-        return self._replace(streams=self.streams - 1, context=self.context - context)
-
 
 class StepTimes:
     """Least squares of the steps of one engine, the recent ones weighing most.

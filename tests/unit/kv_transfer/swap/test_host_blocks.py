@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kv_transfer.swap.book import Move, SwapStep
+from kv_transfer.swap.book import Move
 from kv_transfer.swap.host_blocks import HostBlocks, NoHostMemoryError, SwapSpeed
 
 BLOCKS, SLOTS = 8, 4
@@ -30,12 +30,11 @@ def test_what_comes_back_elsewhere_is_what_went_out():
     layers = caches()
     before = [layer.clone() for layer in layers]
     pool = HostBlocks(layers, BLOCKS, SLOTS)
-    assert pool.block_bytes == sum(layer[0].nbytes * len(layer) // BLOCKS for layer in layers[:-1])
-    pool.move(SwapStep((Move(6, 1), Move(2, 2), Move(3, 0)), ()))
+    pool.take((Move(6, 1), Move(2, 2), Move(3, 0)))
     for layer in layers:
         layer.zero_()
     layers, before = as_bytes(layers), as_bytes(before)
-    pool.move(SwapStep((), (Move(0, 2), Move(5, 0), Move(7, 1))))
+    pool.give((Move(0, 2), Move(5, 0), Move(7, 1)))
     for layer, old in zip(layers, before, strict=True):
         ratio = len(layer) // BLOCKS
         for new, was in ((0, 2), (5, 3), (7, 6)):
@@ -43,12 +42,12 @@ def test_what_comes_back_elsewhere_is_what_went_out():
         assert not layer[1 * ratio : 5 * ratio].any(), "others are as they were"
 
 
-def test_what_goes_out_is_read_before_what_comes_back_is_written():
+def test_a_block_that_was_taken_can_be_written_to():
     layer = torch.arange(BLOCKS * 2.0).reshape(BLOCKS, 2)
     pool = HostBlocks([layer], BLOCKS, SLOTS)
-    pool.move(SwapStep((Move(0, 0),), ()))
-    pool.move(SwapStep((Move(1, 1),), (Move(1, 0),)))
-    pool.move(SwapStep((), (Move(2, 1),)))
+    pool.take((Move(0, 0), Move(1, 1)))
+    pool.give((Move(1, 0),))
+    pool.give((Move(2, 1),))
     assert layer[:3].tolist() == [[0, 1], [0, 1], [2, 3]]
 
 

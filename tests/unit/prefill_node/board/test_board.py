@@ -55,7 +55,7 @@ def spoil(path, at, word):
 
 
 def test_at_first_nothing_is_ordered_published_or_reached(other):
-    assert (other.target(), other.stop_order(), other.view()) == (0, None, None)
+    assert (other.is_target(0), other.stop_order(), other.view()) == (True, None, None)
     assert other.progress(2) == (0, 0)
     assert other.began(2, 1) is None
     assert other.take_events() == []
@@ -63,7 +63,6 @@ def test_at_first_nothing_is_ordered_published_or_reached(other):
 
 def test_an_order_names_its_step(board, other):
     board.order_stop(order(7, "job-7"))
-    assert other.target() == 7
     assert other.stop_order() == order(7, "job-7")
     assert [other.is_target(step_id) for step_id in (6, 7, 8)] == [False, True, False]
 
@@ -78,7 +77,7 @@ def test_an_order_that_does_not_fit_changes_nothing(board, other):
     board.order_stop(order(7))
     with pytest.raises(ValueError, match="exceeds 4096 bytes"):
         board.order_stop(order(8, "x" * 5000))
-    assert (other.target(), other.stop_order()) == (7, order(7))
+    assert (other.is_target(7), other.stop_order()) == (True, order(7))
 
 
 def test_each_rank_has_its_own_progress(board, other):

@@ -122,7 +122,7 @@ async def test_an_order_is_on_the_board_before_the_call_returns(watching, engine
     watch, _, record = watching(STOP)
     before_s = time.monotonic()
     watch.changed()
-    assert engine.target() == 7
+    assert engine.is_target(7)
     order = engine.stop_order()
     assert (order.step_id, order.beneficiary, order.reason) == (7, "urgent", "rescue")
     assert before_s <= order.ordered_s <= time.monotonic()
@@ -143,7 +143,7 @@ async def test_the_governor_is_shown_what_is_on_the_board(watching, engine):
 async def test_a_step_that_goes_on_is_not_ordered_to_stop(watching, engine):
     watch, _, record = watching(keep())
     watch.changed()
-    assert (engine.target(), engine.stop_order()) == (0, None)
+    assert (engine.is_target(0), engine.stop_order()) == (True, None)
     assert record.reasons == [KeepReason.WAITERS_IN_TIME]
 
 
@@ -196,7 +196,7 @@ async def test_collecting_decides_nothing(watching, engine):
     engine.publish(VIEW)
     watch.collect()
     assert governor.asked == []
-    assert engine.target() == 0
+    assert engine.is_target(0)
     assert record.views == [VIEW]
 
 
@@ -213,7 +213,7 @@ async def test_why_a_step_goes_on_is_remembered_for_that_step(watching, engine):
 async def test_a_directive_is_on_the_board_before_the_call_returns(watching, engine):
     watch, _, record = watching(Preempt(7, JobId("urgent"), PreemptReason.DIRECTED))
     watch.direct(DIRECTIVE)
-    assert engine.target() == 7
+    assert engine.is_target(7)
     assert (engine.stop_order().beneficiary, engine.stop_order().reason) == ("urgent", "directed")
     assert record.outcomes == ["stopped"]
 
@@ -222,7 +222,7 @@ async def test_a_directive_that_comes_late_does_nothing_and_leaves_the_timer_alo
     watch, governor, record = watching(keep(SOON_S), Keep(KeepReason.IDLE), keep())
     watch.changed()
     watch.direct(DIRECTIVE)
-    assert engine.target() == 0
+    assert engine.is_target(0)
     assert record.outcomes == ["idle"]
     assert await asked_again(governor, 3) == 3
 
@@ -243,7 +243,7 @@ async def test_a_governor_that_fails_is_asked_no_more_and_says_so(watching, engi
     assert len(governor.asked) == 2
     assert record.is_available[:2] == [True, False]
     assert record.is_available[-1] is False
-    assert engine.target() == 0
+    assert engine.is_target(0)
 
 
 async def test_a_failure_in_the_timer_does_not_reach_the_loop(watching):
