@@ -63,14 +63,8 @@ class ResampledReason(enum.StrEnum):
 
 def why_resampled(config: VllmConfig, params: SamplingParams) -> ResampledReason | None:
     """What keeps the first token of a request from being carried; None for nothing."""
-    if not _carries(config):
-        return ResampledReason.ENGINE
-    reasons = {
-        ResampledReason.GRAMMAR: params.structured_outputs is not None,
-        ResampledReason.LOGPROB_TOKENS: params.logprob_token_ids is not None,
-        ResampledReason.THINKING_BUDGET: params.thinking_token_budget is not None,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    bound = why_bound(config, params)
+    return None if bound is None else ResampledReason(bound.value)
 
 
 def why_bound(config: VllmConfig, params: SamplingParams) -> BoundReason | None:
