@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 
@@ -71,6 +72,16 @@ def test_arguments_of_vllms_that_change_what_a_model_says_are_left_to_it(tmp_pat
     )
 
 
+@pytest.fixture
+def _signals_as_before():
+    """What the command ignores as it ends is not ignored by the processes that other tests start."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_signals_as_before")
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_it_says_that_it_has_stopped_what_it_had_started(tmp_path, monkeypatch, has_begun):
     def start(deployment, _):
