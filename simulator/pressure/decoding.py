@@ -18,6 +18,7 @@ class PressedRequest:
         answer: Tokens that it will have, which no server knows.
         most: Tokens that it may have.
         ttft_s: Its objective, seconds; None for none.
+        has_first: Whether its first token came from the prefill tier, as it arrived here.
     """
 
     name: str
@@ -28,6 +29,7 @@ class PressedRequest:
     most: int
     ttft_s: float | None = None
     tpot_s: float | None = None
+    has_first: bool = False
 
 
 @dataclass(slots=True, eq=False)

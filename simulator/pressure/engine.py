@@ -191,6 +191,8 @@ class PressedEngine:
             raise ValueError(f"{asked.name} does not fit into {self.setup.blocks} blocks")
         policy = self.tiers[asked.tier]
         one = PressedStream(asked, self.tiers.rank(asked.tier), policy.weight)
+        if asked.has_first:
+            one.token_s.append(asked.at_s)
         self.waiting.append(one)
         return one
 
@@ -198,7 +200,7 @@ class PressedEngine:
         """The KV of a request's prompt is here; it is in the next step."""
         self.pulling.remove(one)
         self.running.append(one)
-        one.computed = one.asked.prompt - 1
+        one.computed = one.length - 1
 
     def withdraw(self, one: PressedStream) -> None:
         """Forget a request that does not run: its KV will not come."""
@@ -275,7 +277,7 @@ class PressedEngine:
                 self._moved += blocks
                 one.computed, one.swapped = one.swapped, 0
             elif one.parked_s is None and self.setup.pulls:
-                one.computed = one.asked.prompt - 1
+                one.computed = one.length - 1
             one.started, one.parked_s = one.emitted, None
             new = min(self.next_tokens(one), budget)
             self._give(one, new)

@@ -2,8 +2,8 @@
 
 The rules of `slo.decode` with other parts than `slo.decode.output_length.KEPT_FOR`, beside vLLM's priorities:
 on an A100 with half of the memory that its requests hold at the fullest, and with the step times and arrivals
-of a measured engine. Both also with an objective for everybody in place of the background. Prints a table and
-writes results/cores/kept_memory.json:
+of a measured engine. Both also with an objective for everybody in place of the background, and then with
+first tokens from the prefill tier. Prints a table and writes results/cores/kept_memory.json:
 
     python -m benchmarks.cores.decode.kept_memory
 """
@@ -48,7 +48,13 @@ def worlds() -> _Worlds:
         f"{name}, all promised": [(_promised(asked, name), setup) for asked, setup in streams]
         for name, streams in found.items()
     }
-    return found | promised
+    begun = {
+        f"{name}, begun": [
+            ([replace(one, has_first=True) for one in asked], setup) for asked, setup in streams
+        ]
+        for name, streams in promised.items()
+    }
+    return found | promised | begun
 
 
 def _promised(asked: Sequence[PressedRequest], name: str) -> list[PressedRequest]:

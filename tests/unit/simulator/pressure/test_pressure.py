@@ -97,6 +97,14 @@ def test_a_prompt_that_is_not_pulled_is_computed():
     assert pulled.ttft_s == pytest.approx(0.01, rel=0.05)
 
 
+def test_a_first_token_from_prefill_came_as_the_request_did():
+    asked = PressedRequest("a", STANDARD, 1.0, 16, 11, 20, 0.001, 0.02, has_first=True)
+    served = engine("first come", 100)
+    (one,) = served.run([asked])
+    assert (one.token_s[0], one.ttft_s, one.emitted, served.computed) == (1.0, 0.0, 11, 10)
+    assert one.is_met
+
+
 def test_one_that_never_fits_is_refused():
     with pytest.raises(ValueError, match="a does not fit into 3 blocks"):
         engine("first come", 3).run([PressedRequest("a", STANDARD, 0.0, 200, 2, 10)])
