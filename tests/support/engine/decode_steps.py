@@ -86,16 +86,21 @@ class Stepped:
         assert not self.scheduler.skipped_waiting
 
     def check_blocks(self):
-        """Free blocks and held ones are the pool, and each is held as often as it says."""
-        manager = self.scheduler.kv_cache_manager
-        pool = manager.block_pool
-        counts: dict[int, int] = {}
-        for blocks in manager.coordinator.single_type_managers[0].req_to_blocks.values():
-            for block in blocks:
-                counts[block.block_id] = counts.get(block.block_id, 0) + 1
-        assert pool.get_num_free_blocks() + len(counts) == pool.num_gpu_blocks - 1
-        assert all(pool.blocks[number].ref_cnt == count for number, count in counts.items())
-        for request in self.scheduler.running:
-            assert request.status == RequestStatus.RUNNING
-            held = len(manager.get_blocks(request.request_id).blocks[0])
-            assert held * BLOCK >= request.num_computed_tokens
+        """See `check_blocks`."""
+        check_blocks(self.scheduler)
+
+
+def check_blocks(scheduler):
+    """Free blocks and held ones are the pool, and each is held as often as it says."""
+    manager = scheduler.kv_cache_manager
+    pool = manager.block_pool
+    counts: dict[int, int] = {}
+    for blocks in manager.coordinator.single_type_managers[0].req_to_blocks.values():
+        for block in blocks:
+            counts[block.block_id] = counts.get(block.block_id, 0) + 1
+    assert pool.get_num_free_blocks() + len(counts) == pool.num_gpu_blocks - 1
+    assert all(pool.blocks[number].ref_cnt == count for number, count in counts.items())
+    for request in scheduler.running:
+        assert request.status == RequestStatus.RUNNING
+        held = len(manager.get_blocks(request.request_id).blocks[0])
+        assert held * BLOCK >= request.num_computed_tokens

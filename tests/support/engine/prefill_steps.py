@@ -1,15 +1,10 @@
-"""A prefill engine's scheduler, stepped without a model, in a time of its own.
-
-What stands in for the model runner keeps its books as vLLM's runners do, and holds that what a step reads of
-the KV memory is what was computed of its prompts.
-"""
+"""A prefill engine's scheduler, stepped without a model, in a time of its own."""
 
 from __future__ import annotations
 
 import math
-from itertools import accumulate
 
-from real_schedulers import BLOCK
+from real_schedulers import BLOCK, Pages
 from vllm import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -32,78 +27,6 @@ from slo.request import (
 
 LINE = PrefillPredictor(per_token_s=1e-5, fixed_s=1e-4)
 BOUNDARIES = 10
-
-
-class Clock:
-    """Stands in for the module `time` in the scheduler."""
-
-    def __init__(self):
-        self.now_s = 1000.0
-
-    def monotonic(self):
-        return self.now_s
-
-
-class Row:
-    """A request as the model runner knows it."""
-
-    def __init__(self, tokens, computed, blocks):
-        self.prefixes = [*accumulate(tokens, lambda before, token: hash((before, token)))]
-        self.computed = computed
-        self.blocks = [[*group] for group in blocks]
-
-
-class Pages:
-    """The runner's requests and KV memory: which prefix each place of each block was computed for.
-
-    Args:
-        places: Of so many requests it can know at a time.
-    """
-
-    def __init__(self, places, window):
-        self.rows = {}
-        self._places = places
-        self._reach = (math.inf, window)
-        self._written = {}
-
-    def take(self, output):
-        """What the scheduler tells of its requests."""
-        for name in output.finished_req_ids | (output.preempted_req_ids or set()):
-            self.rows.pop(name, None)
-        for new in output.scheduled_new_reqs:
-            tokens = new.prefill_token_ids or new.prompt_token_ids
-            self.rows[new.req_id] = Row(tokens, new.num_computed_tokens, new.block_ids)
-        assert len(self.rows) <= self._places
-        cached = output.scheduled_cached_reqs
-        for name, computed, new in zip(
-            cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
-        ):
-            if name in cached.resumed_req_ids:
-                self.rows[name] = Row(cached.all_token_ids[name], computed, new)
-            else:
-                row = self.rows[name]
-                assert row.computed == computed
-                for blocks, more in zip(row.blocks, new or (), strict=new is not None):
-                    blocks.extend(more)
-
-    def read(self, name):
-        """All that attention looks at was computed for this prompt, by passes that were not stopped."""
-        row = self.rows[name]
-        for group, reach in zip(range(len(row.blocks)), self._reach, strict=False):
-            for at in range(int(max(0, row.computed + 1 - reach)), row.computed):
-                assert self._written[self._place(row, group, at)] == row.prefixes[at], (name, group, at)
-
-    def write(self, name, tokens, *, complete):
-        """A pass has computed so many tokens; one that stopped has left some of its layers as they were."""
-        row = self.rows[name]
-        for group in range(len(row.blocks)):
-            for at in range(row.computed, row.computed + tokens):
-                self._written[self._place(row, group, at)] = row.prefixes[at] if complete else None
-        if complete:
-            row.computed += tokens
-
-    def _place(self, row, group, at):
-        return group, row.blocks[group][at // BLOCK], at % BLOCK
 
 
 class PrefillSteps:

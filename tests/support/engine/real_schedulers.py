@@ -1,15 +1,32 @@
-"""vLLM's real scheduler and KV cache manager, without a model."""
+"""vLLM's real scheduler and KV cache manager, without a model.
+
+What stands in for the model runner keeps its books as vLLM's runners do, and holds that what a step reads of
+the KV memory is what was computed of its sequences.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from functools import cache
+from itertools import accumulate
 
 import torch
+from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+    SlidingWindowSpec,
+)
 from vllm.v1.structured_output import StructuredOutputManager
 
+from sampling.carried import Carried
+
 BLOCK = 16
+BLOCK_BYTES = 1024
 
 
 @cache
@@ -25,21 +42,34 @@ def _config(model):
     ).create_engine_config()
 
 
-def build(scheduler_cls, model, blocks, *, max_num_seqs=64, chunk=64, additional=None, window=0):
+def build(  # noqa: PLR0913 - most have a default
+    scheduler_cls,
+    model,
+    blocks,
+    *,
+    max_num_seqs=64,
+    chunk=64,
+    additional=None,
+    window=0,
+    transfer=None,
+):
     """A scheduler of this class with so many usable blocks of 16 tokens; those of one test share a config.
 
-    With a window its second layer attends to so many tokens only.
+    With a window its second layer attends to so many tokens only. With `transfer`, which are the arguments of
+    vLLM's `KVTransferConfig`, it has a connector; a block takes `BLOCK_BYTES` then.
     """
     config = _config(model)
     config.scheduler_config.max_num_seqs = max_num_seqs
     config.scheduler_config.long_prefill_token_threshold = chunk
     config.additional_config = additional or {}
+    config.kv_transfer_config = KVTransferConfig(**transfer) if transfer else None
     config.cache_config.num_gpu_blocks = blocks + 1
     sizes = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
     groups = [KVCacheGroupSpec(["layer.0"], FullAttentionSpec(**sizes))]
     if window:
         groups.append(KVCacheGroupSpec(["layer.1"], SlidingWindowSpec(**sizes, sliding_window=window)))
-    kv = KVCacheConfig(num_blocks=blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups)
+    memory = KVCacheTensor(BLOCK_BYTES * (blocks + 1), ["layer.0"], 0, BLOCK_BYTES)
+    kv = KVCacheConfig(num_blocks=blocks + 1, kv_cache_tensors=[memory], kv_cache_groups=groups)
     return scheduler_cls(
         vllm_config=config,
         kv_cache_config=kv,
@@ -47,3 +77,105 @@ def build(scheduler_cls, model, blocks, *, max_num_seqs=64, chunk=64, additional
         block_size=BLOCK,
         log_stats=True,
     )
+
+
+class Clock:
+    """Stands in for the module `time` in a scheduler."""
+
+    def __init__(self):
+        self.now_s = 1000.0
+
+    def monotonic(self):
+        return self.now_s
+
+
+def prefixes(tokens):
+    """What stands for the KV of each token: its sequence up to there."""
+    return [*accumulate(tokens, lambda before, token: hash((before, token)))]
+
+
+class Row:
+    """A request as the model runner knows it."""
+
+    def __init__(self, tokens, computed, blocks):
+        self.prefixes = prefixes(tokens)
+        self.computed = computed
+        self.blocks = [[*group] for group in blocks]
+
+    def append(self, token):
+        """It has generated one more."""
+        self.prefixes.append(hash((self.prefixes[-1], token)))
+
+
+class Pages:
+    """The runner's requests and KV memory: which prefix each place of each block was computed for.
+
+    Args:
+        places: Of so many requests it can know at a time.
+        window: Tokens that the second layer attends to.
+    """
+
+    def __init__(self, places=math.inf, window=0):
+        self.rows = {}
+        self._places = places
+        self._reach = (math.inf, window)
+        self._written = defaultdict(lambda: [None] * BLOCK)
+
+    def take(self, output):
+        """What the scheduler tells of its requests."""
+        for name in output.finished_req_ids | (output.preempted_req_ids or set()):
+            self.rows.pop(name, None)
+        for new in output.scheduled_new_reqs:
+            self.rows[new.req_id] = Row(_tokens_of(new), new.num_computed_tokens, new.block_ids)
+        assert len(self.rows) <= self._places
+        cached = output.scheduled_cached_reqs
+        for name, computed, new in zip(
+            cached.req_ids, cached.num_computed_tokens, cached.new_block_ids, strict=True
+        ):
+            if name in cached.resumed_req_ids:
+                self.rows[name] = Row(cached.all_token_ids[name], computed, new)
+            else:
+                row = self.rows[name]
+                assert row.computed == computed
+                for blocks, more in zip(row.blocks, new or (), strict=new is not None):
+                    blocks.extend(more)
+
+    def read(self, name):
+        """All that attention looks at was computed for this sequence, by passes that were not stopped."""
+        row = self.rows[name]
+        for group, reach in zip(range(len(row.blocks)), self._reach, strict=False):
+            start = int(max(0, row.computed + 1 - reach))
+            for at in range(start - start % BLOCK, row.computed, BLOCK):
+                first, last = max(start, at), min(at + BLOCK, row.computed)
+                found = self._written[group, row.blocks[group][at // BLOCK]][first - at : last - at]
+                assert found == row.prefixes[first:last], (name, group, at)
+
+    def write(self, name, tokens, *, complete):
+        """A pass has computed so many tokens; one that stopped has left some of its layers as they were."""
+        row = self.rows[name]
+        for group in range(len(row.blocks)):
+            for at in range(row.computed, row.computed + tokens):
+                block = self._written[group, row.blocks[group][at // BLOCK]]
+                block[at % BLOCK] = row.prefixes[at] if complete else None
+        if complete:
+            row.computed += tokens
+
+    def block(self, number):
+        """What is in a block of the first layer."""
+        return [*self._written[0, number]]
+
+    def overwrite(self, number, found):
+        """Something else than a pass writes to a block of the first layer."""
+        self._written[0, number][: len(found)] = found
+
+    def clear(self):
+        """All KV is of no use any more."""
+        self._written.clear()
+
+
+def _tokens_of(new):
+    """Of a request that is new to the runner; only vLLM's second one is told all of them."""
+    if new.prefill_token_ids:
+        return new.prefill_token_ids
+    carried = Carried.of(new.sampling_params)
+    return new.prompt_token_ids + ([] if carried is None else carried.token_ids)

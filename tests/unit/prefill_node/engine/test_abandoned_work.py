@@ -3,8 +3,8 @@
 import random
 
 import pytest
-from prefill_steps import BOUNDARIES, Clock, PrefillSteps
-from real_schedulers import build
+from prefill_steps import BOUNDARIES, PrefillSteps
+from real_schedulers import Clock, build
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
