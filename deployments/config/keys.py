@@ -82,7 +82,7 @@ class KeyConfig(Section):
         """The key itself, without blanks around it, as a client's is read.
 
         Raises:
-            ConfigError: when its environment variable is not set, or it is too short.
+            ConfigError: when its environment variable is not set, it is too short, or nobody could send it.
         """
         if self.key is not None:
             value, whose = self.key, f"the key of tenant {self.tenant!r}"
@@ -97,6 +97,8 @@ class KeyConfig(Section):
         if len(value := value.strip()) < _MIN_CHARACTERS:
             problem = f"is shorter than {_MIN_CHARACTERS} characters" if value else "is empty"
             raise ConfigError(f"api_keys: {whose} {problem}")
+        if not (value.isascii() and value.isprintable()):
+            raise ConfigError(f"api_keys: {whose} has a character that no header carries; use ASCII")
         return value
 
 

@@ -82,6 +82,8 @@ class Door:
         except OSError:
             listener.close()
             raise
+        # Until somebody listens, the kernel would let another that sets this have the port as well.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         return cls(listener, tls)
 
     def environment(self) -> dict[str, str]:
@@ -107,6 +109,7 @@ class Door:
             with asking, contextlib.suppress(OSError):
                 peer = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
                 if _PEER.unpack(peer)[1] == os.geteuid():
+                    self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     self._listener.listen(_QUEUE)
                     socket.send_fds(asking, [b"."], [self._listener.fileno()])
 

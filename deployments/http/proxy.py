@@ -167,7 +167,7 @@ class ConnectionLimits:
             code=refusal.code,
             why=refusal.message,
         )
-        await readable_by_pages(refusal.response(), self._limits)(scope, receive, send)
+        await readable_by_pages(refusal.response(scope["path"]), self._limits)(scope, receive, send)
 
     def begins(self, exchange: _Exchange) -> None:
         """A request comes that is not whole."""

@@ -33,7 +33,7 @@ from deployments.http.door import Door
 from deployments.http.proxy import IMPORT_PATH, LIMITS_VARIABLE
 from deployments.local.ending import HANGING, kill_after
 from deployments.local.machine import check_gpus, check_memory, check_packages, cpus_needed
-from deployments.local.ray_access import keep_session, keep_token
+from deployments.local.ray_access import check_access, keep_session, keep_token, open_ray
 from kv_transfer.cores import usable_cores
 from prefill_node.board.board import remove_stale_boards
 
@@ -333,17 +333,14 @@ def check_ray_is_closed() -> None:
             `RAY_AUTH_MODE` says otherwise, and puts that into the environment.
     """
     if (mode := os.environ.get("RAY_AUTH_MODE", "")).lower() != "token":
-        raise StartError(
-            f"Ray asks for no token (RAY_AUTH_MODE is {mode!r}), so that whoever reaches it or a replica can "
-            "run code here; unset RAY_AUTH_MODE or set RAY_AUTH_MODE=token "
-            "(`ray get-auth-token --generate` makes a token)"
-        )
+        raise StartError(open_ray(mode))
 
 
 CHECKS_OF_THIS_MACHINE: Final[Sequence[Callable[[SlackServeConfig], None]]] = (
     check_packages,
     check_memory,
     check_no_labels,
+    lambda _: check_access(),
 )
 """What is asked before anything starts, beside the ports; each raises a ConfigError."""
 

@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from deployments.config import ConfigError
+
 _GIVEN: Final = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 """A token that is the user's own, wherever it is kept."""
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
@@ -20,20 +22,77 @@ _SHARED: Final = 0o1777
 """Everybody may have files in such a directory, and none those of others."""
 
 
-def keep_token() -> None:
-    """Let nobody else read the token that Ray takes unless it is given another; make one if there is none."""
-    if any(os.environ.get(name) for name in _GIVEN):
+def check_access() -> None:
+    """Make sure that Ray will ask for a token, and that there can be one.
+
+    Raises:
+        ConfigError: when it would not, or there cannot.
+    """
+    if (mode := os.environ.get("RAY_AUTH_MODE", "")) and mode.lower() != "token":
+        raise ConfigError(open_ray(mode))
+    if (path := _made_token()) is None:
         return
-    path = Path.home() / ".ray" / "auth_token"  # Ray has no setting for it
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        if path.exists():
+            return
+        above = next(each for each in path.parents if each.exists())
+        can_be = above.is_dir() and os.access(above, os.W_OK | os.X_OK)
+    except OSError:
+        can_be = False
+    if not can_be:
+        raise _no_token(path)
+
+
+def open_ray(mode: str) -> str:
+    """What is said of a Ray that asks for no token."""
+    return (
+        f"Ray asks for no token (RAY_AUTH_MODE is {mode!r}), so that whoever reaches it or a replica can run "
+        "code here; unset RAY_AUTH_MODE or set RAY_AUTH_MODE=token (see `ray get-auth-token`)"
+    )
+
+
+def _made_token() -> Path | None:
+    """Where the token is that Ray takes unless it is given another; None if it is.
+
+    Raises:
+        ConfigError: when there is no such place.
+    """
+    if any(os.environ.get(name) for name in _GIVEN):
+        return None
+    try:
+        return Path.home() / ".ray" / "auth_token"  # Ray has no setting for it
+    except RuntimeError:
+        raise _no_token(Path("~/.ray/auth_token")) from None
+
+
+def _no_token(path: Path) -> ConfigError:
+    return ConfigError(
+        f"Ray's token cannot be kept in {path}; give the user of this process a home directory that it can "
+        "write to, or set RAY_AUTH_TOKEN_PATH"
+    )
+
+
+def keep_token() -> None:
+    """Let nobody else read the token that Ray takes unless it is given another; make one if there is none.
+
+    Raises:
+        ConfigError: when there is none, and none can be made.
+    """
+    if (path := _made_token()) is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
+        if not path.exists():
+            raise _no_token(path) from None
         # Where it is another user's, or mounted, it is theirs to say who reads it.
         with suppress(OSError):
             if (mode := path.stat().st_mode) & _OTHERS:
                 path.chmod(mode & ~_OTHERS)
         return
+    except OSError:
+        raise _no_token(path) from None
     with os.fdopen(file, "w") as writing:
         writing.write(secrets.token_hex(32))
 

@@ -83,11 +83,14 @@ def find_adapters(adapters: Mapping[str, str], max_rank: int | None, model_id: s
 def _place(name: str, where: str) -> str:
     try:
         path = local_path(where)
+        is_there = path is not None and (path / _CONFIG).is_file()
     except ModelPathError as error:
         raise ConfigError(f"lora.adapters.{name}: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"lora.adapters.{name}: {where} cannot be read ({error.strerror})") from None
     if path is None:
         return where
-    if not (path / _CONFIG).is_file():
+    if not is_there:
         msg = (
             f"lora.adapters.{name}: {path} has no {_CONFIG}; "
             "give the directory of an adapter as PEFT saves it, or a Hugging Face id"
@@ -103,7 +106,7 @@ def _rank(name: str, place: str) -> int | None:
         return None
     try:
         return index(json.loads(written.read_text())["r"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         msg = f"lora.adapters.{name}: {written} does not say its rank r ({error!r}); is it a LoRA of PEFT?"
         raise ConfigError(msg) from None
 

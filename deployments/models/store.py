@@ -114,9 +114,11 @@ class ModelStore:
         if not model.strip():
             message = f"The model's name is empty. Leave --model out for the embedded {EMBEDDED_MODEL_ID}."
             raise ModelPathError(message)
-        if (path := local_path(model)) is not None:
-            return _local_model(path)
-        return ResolvedModel(model, model)
+        try:
+            path = local_path(model)
+            return ResolvedModel(model, model) if path is None else _local_model(path)
+        except OSError as error:
+            raise ModelPathError(f"{model!r} cannot be read: {error.strerror}.") from None
 
     def ensure_embedded(self, progress: ProgressCallback | None = None) -> Path:
         """Return the embedded model's directory, converting the model first if it is not there intact.

@@ -166,6 +166,12 @@ def test_a_variable_without_a_whole_key_is_refused_and_not_told(value, complaint
     assert "acme-k1" not in str(refused.value)
 
 
+@pytest.mark.parametrize("key", ["schlüssel-1", "key-of-a\t-1", "key-of-a-1\N{SNOWMAN}"])
+def test_a_key_that_no_client_can_send_is_refused(key, in_file):
+    with pytest.raises(ConfigError, match="the key of tenant 'a' has a character that no header carries"):
+        in_file({"tenant": "a", "key": key}).key_source()
+
+
 def test_a_key_of_blanks_in_a_file_is_refused(in_file):
     with pytest.raises(ConfigError, match="the key of tenant 'a' is shorter than 8 characters"):
         in_file({"tenant": "a", "key": "abc" + 9 * " "}).key_source()

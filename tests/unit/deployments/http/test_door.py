@@ -208,3 +208,14 @@ def test_a_port_that_is_taken_is_an_error():
         pytest.raises(OSError, match="in use"),
     ):
         Door.at("127.0.0.1", taken.getsockname()[1], {})
+
+
+def test_two_that_start_at_once_do_not_both_have_a_port():
+    port = free_port()
+    first = Door.at("127.0.0.1", port, {})
+    try:
+        with pytest.raises(OSError, match="in use"):
+            Door.at("127.0.0.1", port, {})
+    finally:
+        first.close()
+    Door.at("127.0.0.1", port, {}).close()

@@ -2,6 +2,7 @@
 
 import errno
 import stat
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from ray._common.utils import try_to_create_directory
 from ray._private.authentication import authentication_token_setup as rays
 from ray._raylet import AuthenticationTokenLoader
 
-from deployments.local.ray_access import keep_session, keep_token
+from deployments.config import ConfigError
+from deployments.local.ray_access import check_access, keep_session, keep_token
 
 
 def mode(path):
@@ -58,6 +60,25 @@ def test_a_token_on_a_file_system_that_is_only_read_is_left_as_it_is(home, monke
     monkeypatch.setattr(Path, "chmod", refused)
     keep_token()
     assert mode(path) == oct(mode_)
+
+
+def test_a_home_that_can_have_no_token_is_refused_before_and_when_it_is_needed(home, monkeypatch):
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    check_access()
+    assert not (home / ".ray").exists(), "it only looks"
+    (home / ".ray").write_text("a file")
+    for refuses in (check_access, keep_token):
+        with pytest.raises(
+            ConfigError, match=r"token cannot be kept in .*; give the user .* a home directory"
+        ):
+            refuses()
+
+
+@pytest.mark.parametrize(("mode_", "is_refused"), [("disabled", True), ("TOKEN", False), ("", False)])
+def test_a_mode_without_a_token_is_known_before_ray_starts(home, monkeypatch, mode_, is_refused):
+    monkeypatch.setenv("RAY_AUTH_MODE", mode_)
+    with pytest.raises(ConfigError, match="set RAY_AUTH_MODE=token") if is_refused else nullcontext():
+        check_access()
 
 
 @pytest.mark.parametrize("name", ["RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"])

@@ -1,3 +1,4 @@
+import errno
 import json
 from pathlib import Path
 
@@ -42,6 +43,15 @@ def test_of_an_adapter_that_is_fetched_the_rank_is_what_one_says(max_rank, room)
     kwargs = adapter_kwargs({"a": "org/a"}, max_rank, "model")
     assert kwargs["max_lora_rank"] == room
     assert kwargs["lora_modules"][0].path == "org/a"
+
+
+def test_an_adapter_that_may_not_be_read_is_named(tmp_path, monkeypatch):
+    def refused(_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    with pytest.raises(ConfigError, match=r"lora.adapters.a: .* cannot be read \(Permission denied\)"):
+        adapter_kwargs({"a": str(tmp_path)}, None, "model")
 
 
 def test_what_cannot_be_an_adapter_is_named(saved, tmp_path):

@@ -43,6 +43,15 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_here(served, ann
     assert app._in_flight_bytes == 0
 
 
+async def test_it_is_told_in_the_words_of_the_api_that_was_asked(served):
+    _, port, _ = served
+    for path in ("/v1/messages", "/v1/completions"):
+        async with httpx.AsyncClient() as client:
+            answer = await client.post(f"http://127.0.0.1:{port}{path}", content=b"x" * 200_000)
+        assert answer.status_code == 413
+        assert (answer.json().get("type") == "error") == (path == "/v1/messages")
+
+
 async def test_a_page_reads_why_it_was_refused_here(monkeypatch):
     limits = LIMITS.model_copy(update={"allowed_origins": ("https://chat.example",)})
     async with serving(monkeypatch, limits) as (_, port, _):

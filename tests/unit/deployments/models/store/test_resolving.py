@@ -1,5 +1,6 @@
 """Names of models are resolved: the embedded one, directories, ids of the hub."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,16 @@ class TestResolve:
         monkeypatch.setenv("HOME", str(directory.parent))
 
         assert store.resolve(model) == ResolvedModel("my-model", str(directory))
+
+    def test_a_directory_that_may_not_be_entered_is_named(
+        self, store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refused(_: Path) -> bool:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+        monkeypatch.setattr(Path, "exists", refused)
+        with pytest.raises(ModelPathError, match=rf"'{tmp_path}/model' cannot be read: Permission denied"):
+            store.resolve(f"{tmp_path}/model")
 
     def test_a_directory_in_mistrals_format_is_a_model(self, store: ModelStore, tmp_path: Path) -> None:
         (tmp_path / "params.json").write_text("{}")
