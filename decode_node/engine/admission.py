@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from slo.decode.admission import Room, guaranteed, starts
 from slo.decode.output_length import OutputLengths
@@ -27,6 +27,23 @@ if TYPE_CHECKING:
     from decode_node.engine.stream_book import StreamBook
     from decode_node.engine.view import StreamView
     from kv_transfer.swap.book import SwapBook
+
+
+_LOOKS_AGAIN_S: Final = 0.05
+"""After so long those that wait are asked again, though nothing is seen to have changed: others come closer
+to their ends, and those that wait rise."""
+
+
+class _Full(NamedTuple):
+    """A step before which nobody could start, for want of memory or places.
+
+    Attributes:
+        counts: Who was there then, in numbers that change with any of them.
+    """
+
+    at_s: float
+    free_blocks: int
+    counts: tuple[int, ...]
 
 
 class Admission:
@@ -59,9 +76,12 @@ class Admission:
         self._reserve = TopTierReserve()
         self._ageing = Ageing()
         self._knows_top = False
+        self._arrivals = 0
+        self._full: _Full | None = None
 
     def arrives(self, request: Request) -> None:
         """A request has come."""
+        self._arrivals += 1
         self._knows_top = self._knows_top or self._view.rank(request) == self._tiers.top_rank
 
     def admitted(self, waits: Collection[Request], places: int, now_s: float) -> list[Request] | None:
@@ -74,12 +94,15 @@ class Admission:
             places: Streams that the engine has at most.
             now_s: Now.
         """
+        if self._is_as_full(waits, now_s):
+            return []
         view, held_by = self._view, self._view.holders()
         left, kept = self._places(held_by, places, now_s)
         waiting = [
             request for request in waits if left > (0 if view.rank(request) == view.top_rank else kept)
         ]
         if not waiting:
+            self._note_full(waits, now_s)
             return []
         requests = {request.request_id: request for request in waiting}
         parked = [view.parked(request, now_s) for request in waiting]
@@ -87,11 +110,29 @@ class Admission:
         ordered = restore_order(parked, self._tiers, self._ageing, now_s, room.holdings, room.pool.tokens)
         waiters = _Waiters(view, self._book, self._pace, self._lengths, self._swaps, requests, held_by, now_s)
         found = starts(ordered, waiters, room, self._tiers, now_s)
+        if not (found or room.is_paced):
+            self._note_full(waits, now_s)
         for one in found:
             self._book.accounts[one.request_id].pulls_since_s = now_s
         if len(found) == len(waits) and not self._book.parked:
             return None
         return [requests[one.request_id] for one in found]
+
+    def _is_as_full(self, waits: Collection[Request], now_s: float) -> bool:
+        """Whether there is no more room, and nobody else, than when nobody could start."""
+        full, self._full = self._full, None
+        if full is None or now_s - full.at_s > _LOOKS_AGAIN_S or self._view.free_blocks > full.free_blocks:
+            return False
+        if full.counts == self._counts(waits):
+            self._full = full
+        return self._full is not None
+
+    def _note_full(self, waits: Collection[Request], now_s: float) -> None:
+        self._full = _Full(now_s, self._view.free_blocks, self._counts(waits))
+
+    def _counts(self, waits: Collection[Request]) -> tuple[int, ...]:
+        book = self._book
+        return self._arrivals, len(waits), len(self._view.running), len(book.parked), len(book.restoring)
 
     def _places(self, held_by: Sequence[Request], places: int, now_s: float) -> tuple[float, int]:
         """How many may start beside those that have memory, and how many of these of the top tier alone."""

@@ -49,6 +49,7 @@ class Room:
         places: How many may start.
         places_kept: Of these, those that are kept for the top tier.
         restores: Whether somebody computes again what it has lost.
+        is_paced: Whether somebody for whom there is memory is held back for the others' pace.
     """
 
     pool: Pool
@@ -60,6 +61,7 @@ class Room:
     places: float = math.inf
     places_kept: int = 0
     restores: bool = False
+    is_paced: bool = False
 
     def has_place(self, *, is_top: bool) -> bool:
         """Whether one more may start, of the top tier or below it."""
@@ -114,6 +116,7 @@ def starts(
             if is_top:
                 break
             is_held = True
+            room.is_paced = needs is not None
             continue
         # Also to one that waits for its turn alone.
         room.give(newcomer, needs, is_top=is_top, is_kept_for=is_kept_for)

@@ -9,7 +9,7 @@ then the smallest. Newcomers come in the order of their arrival.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from slo.decode.predicted_peak import Holding
@@ -47,7 +47,7 @@ class Parked(NamedTuple):
 
 
 def restore_order(
-    parked: Iterable[Parked],
+    parked: Sequence[Parked],
     tiers: TierSet,
     ageing: Ageing,
     now_s: float,
@@ -71,20 +71,22 @@ def restore_order(
             level = max(level, min(tiers.rank(one.tier) + 1, tiers.top_rank - 1))
         return level
 
+    levels = {one.request_id: aged(one) for one in parked}
+
     def key(one: Parked) -> tuple[int, bool, float, float]:
+        level = -levels[one.request_id]
         if one.is_newcomer:
-            return -aged(one), True, one.since_s, 0.0
-        return -aged(one), False, one.credit_s, one.tokens
+            return level, True, one.since_s, 0.0
+        return level, False, one.credit_s, one.tokens
 
     left = dict.fromkeys(range(tiers.top_rank + 1), RISING_PART * pool_tokens)
     for holding in held:
         left[holding.rank] -= holding.tokens
-    levels: dict[str, int] = {}
     ordered = sorted(parked, key=key)
     for one in ordered:
-        rank, level = tiers.rank(one.tier), aged(one)
-        if level > rank:
-            level = level if left[rank] > 0 else rank
+        rank = tiers.rank(one.tier)
+        if levels[one.request_id] > rank:
+            if left[rank] <= 0:
+                levels[one.request_id] = rank
             left[rank] -= one.tokens
-        levels[one.request_id] = level
     return sorted(ordered, key=lambda one: -levels[one.request_id])

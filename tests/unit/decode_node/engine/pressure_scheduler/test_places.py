@@ -1,8 +1,14 @@
 """Who gets a place in the batch, and which places are kept for the top tier."""
 
+import math
+
 import pytest
 from pressure_steps import LOW, MIDDLE, TOP, kv_is_on_its_way, their_clients_leave
+from real_schedulers import BLOCK
+from vllm.v1.request import RequestStatus
 
+from decode_node.engine import admission
+from slo.decode.admission import starts
 from slo.decode.predicted_peak import Pool
 
 pytestmark = pytest.mark.slow
@@ -93,4 +99,39 @@ def test_streams_whose_kv_is_on_its_way_take_no_place_that_is_kept(stepped):
     engine.step()
     assert len(scheduler.running) == 2, "one has the place that is left beside those"
     their_clients_leave(engine, 18)
+    engine.finish()
+
+
+@pytest.mark.parametrize("what", ["nothing", "an end", "an arrival", "a client that leaves", "time"])
+def test_while_memory_is_full_those_that_wait_are_asked_again_only_when_something_has_changed(
+    stepped, monkeypatch, what
+):
+    engine, asked = stepped(25), []
+    for number in range(2):
+        engine.add(f"runs{number}", 8 * BLOCK - number, 30 + 10 * number)
+    for number in range(30):
+        engine.add(f"waits{number}", 8 * BLOCK, 40)
+    monkeypatch.setattr(admission, "_LOOKS_AGAIN_S", math.inf)
+    monkeypatch.setattr(admission, "starts", lambda *given: asked.append(1) or starts(*given))
+    engine.step()
+    assert len(engine.scheduler.running) == 2
+    engine.step()
+    asked.clear()
+    for _ in range(10):
+        engine.step()
+    assert not asked
+    match what:
+        case "an end":
+            while not engine.finished:
+                engine.step()
+        case "an arrival":
+            engine.add("new", BLOCK, 4)
+        case "a client that leaves":
+            engine.scheduler.finish_requests(["waits3"], RequestStatus.FINISHED_ABORTED)
+        case "time":
+            monkeypatch.setattr(admission, "_LOOKS_AGAIN_S", 0.0)
+    engine.step()
+    assert bool(asked) == (what != "nothing")
+    if what == "an end":
+        assert len(engine.scheduler.running) == 2, "the first one that waits has started at once"
     engine.finish()
