@@ -15,7 +15,7 @@ from deployments.app import found_models
 from deployments.calibrate.profile import load_profile
 from deployments.config import ConfigError
 from deployments.engine_kwargs import check_engine_kwargs
-from deployments.local.launcher import CHECKS_OF_THIS_MACHINE, check_ports
+from deployments.local.checks import CHECKS_OF_THIS_MACHINE, check_ports
 from deployments.models.adapters import find_adapters
 from deployments.models.embedded import ModelStoreError
 from deployments.models.fit import check_ahead

@@ -5,7 +5,6 @@ Owns the local Ray and its processes for `slackserve serve`. What is deployed is
 
 from __future__ import annotations
 
-import errno
 import importlib
 import io
 import json
@@ -18,7 +17,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -27,13 +26,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from deployments.config import ConfigError
 from deployments.grpc import SERVICERS
 from deployments.http.door import Door
 from deployments.http.proxy import IMPORT_PATH, LIMITS_VARIABLE
+from deployments.local.checks import CHECKS_OF_THIS_MACHINE, check_ports
 from deployments.local.ending import HANGING, kill_after
-from deployments.local.machine import check_gpus, check_memory, check_packages, cpus_needed
-from deployments.local.ray_access import check_access, keep_session, keep_token, open_ray
+from deployments.local.machine import check_gpus, cpus_needed
+from deployments.local.ray_access import keep_session, keep_token, open_ray
 from kv_transfer.cores import usable_cores
 from prefill_node.board.board import remove_stale_boards
 
@@ -51,8 +50,6 @@ _POLL_S: Final = 1.0
 _STOP_TIMEOUT_S: Final = 20.0
 _LOOK_S: Final = 0.2
 _ENDING_S: Final = 5.0
-RAYS_AGENT_PORT: Final = 52365
-"""Where Ray's agent listens, so that Ray does not take it for its metrics."""
 
 
 class StartError(Exception):
@@ -302,27 +299,6 @@ def get_json(url: str, timeout_s: float = 5.0, trust: ssl.SSLContext | None = No
         return None
 
 
-def check_no_labels(config: SlackServeConfig) -> None:
-    """Make sure that no tier waits for a node that this machine is not.
-
-    Raises:
-        ConfigError: naming the key.
-    """
-    given = {"node_labels": config.node_labels}
-    for where, each in config.by_section().items():
-        given |= {
-            f"{where}prefill.node_labels": each.prefill.node_labels,
-            f"{where}decode.node_labels": each.decode.node_labels,
-        }
-    for key, labels in given.items():
-        if labels:
-            msg = (
-                f"{key}: `slackserve serve` starts a Ray of its own, without labels; "
-                "leave it out, or deploy `deployments.app:build` on a Ray cluster"
-            )
-            raise ConfigError(msg)
-
-
 def check_ray_is_closed() -> None:
     """Make sure that nobody runs code on this machine who merely reaches a port of Ray's or of a replica.
 
@@ -334,65 +310,6 @@ def check_ray_is_closed() -> None:
     """
     if (mode := os.environ.get("RAY_AUTH_MODE", "")).lower() != "token":
         raise StartError(open_ray(mode))
-
-
-CHECKS_OF_THIS_MACHINE: Final[Sequence[Callable[[SlackServeConfig], None]]] = (
-    check_packages,
-    check_memory,
-    check_no_labels,
-    lambda _: check_access(),
-)
-"""What is asked before anything starts, beside the ports; each raises a ConfigError."""
-
-
-def check_ports(config: SlackServeConfig, *, may_be_taken: bool = False) -> None:
-    """Make sure that every port is asked for once, and can be listened on; the monitor waits for its own.
-
-    Args:
-        config: What is to be served.
-        may_be_taken: By the server that it is to replace, for example.
-
-    Raises:
-        ConfigError: when one cannot, naming the key.
-    """
-    wanted = [("port", config.host, config.port)]
-    if config.grpc.port is not None:
-        wanted.append(("grpc.port", "", config.grpc.port))
-    if config.ray_metrics_port is not None:
-        wanted.append(("ray_metrics_port", "", config.ray_metrics_port))
-    for where, each in config.by_section().items():
-        for key, first, pool in (
-            (f"{where}kv_transfer.prefill_port", each.kv_transfer.prefill_port, each.prefill),
-            (f"{where}kv_transfer.decode_port", each.kv_transfer.decode_port, each.decode),
-        ):
-            wanted += [(key, "", first + worker) for worker in range(pool.most * pool.tensor_parallel_size)]
-    keys: dict[int, str] = {}
-    if config.monitor.enabled and config.monitor.port:  # waits until its port is free
-        keys[config.monitor.port] = "monitor.port"
-    if config.ray_metrics_port == RAYS_AGENT_PORT:
-        msg = f"ray_metrics_port: {RAYS_AGENT_PORT} is where Ray's own agent listens; choose another"
-        raise ConfigError(msg)
-    for key, host, port in wanted:
-        if port in keys:
-            msg = f"{key}: {port} is a port of {keys[port]} too; choose another"
-            raise ConfigError(msg)
-        keys[port] = key
-        _check_port(key, host, port, may_be_taken=may_be_taken)
-
-
-def _check_port(key: str, host: str, port: int, *, may_be_taken: bool) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            if may_be_taken and error.errno == errno.EADDRINUSE:
-                return
-            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-                raise ConfigError(f"host: {host} is no address of this machine ({error.strerror})") from None
-            msg = f"{key}: cannot listen on {host}:{port} ({error.strerror}); choose another port"
-            raise ConfigError(msg) from None
 
 
 def _some_port() -> int:
