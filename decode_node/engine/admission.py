@@ -110,6 +110,7 @@ class Admission:
         ordered = restore_order(parked, self._tiers, self._ageing, now_s, room.holdings, room.pool.tokens)
         waiters = _Waiters(view, self._book, self._pace, self._lengths, self._swaps, requests, held_by, now_s)
         found = starts(ordered, waiters, room, self._tiers, now_s)
+        self._full = None
         if not (found or room.is_paced):
             self._note_full(waits, now_s)
         for one in found:
@@ -120,12 +121,13 @@ class Admission:
 
     def _is_as_full(self, waits: Collection[Request], now_s: float) -> bool:
         """Whether there is no more room, and nobody else, than when nobody could start."""
-        full, self._full = self._full, None
-        if full is None or now_s - full.at_s > _LOOKS_AGAIN_S or self._view.free_blocks > full.free_blocks:
-            return False
-        if full.counts == self._counts(waits):
-            self._full = full
-        return self._full is not None
+        full = self._full
+        return (
+            full is not None
+            and now_s - full.at_s <= _LOOKS_AGAIN_S
+            and self._view.free_blocks <= full.free_blocks
+            and self._counts(waits) == full.counts
+        )
 
     def _note_full(self, waits: Collection[Request], now_s: float) -> None:
         self._full = _Full(now_s, self._view.free_blocks, self._counts(waits))
