@@ -71,7 +71,7 @@ def cause_alerts() -> RuleGroup:
                 Severity.TICKET,
                 "{{ $labels.deployment }} does not reach the SLO monitor and goes by what is configured: it "
                 "sheds and corrects nothing.",
-                for_="2m",
+                for_="5m",
             ),
             Alert(
                 "SlackServeApiKeysUnread",
@@ -181,12 +181,15 @@ def cause_alerts() -> RuleGroup:
 def _lost(name: str, role: str, summary: str) -> Alert:
     """Nobody is left of a role without which nothing is answered, and of which there was somebody.
 
-    In a deployment that comes up there is nobody yet, for as long as a model takes to load.
+    In a deployment that comes up there is nobody yet, for as long as a model takes to load. A cluster without
+    a router beside another one that has the role is drained: its successor answers.
     """
-    reporting = select(SUBSCRIBERS, role=role)
+    reporting, routers = select(SUBSCRIBERS, role=role), select(SUBSCRIBERS, role="router")
     return Alert(
         name,
-        f"{_OF_ALL_MONITORS} ({reporting}) == 0\nand {_OF_ALL_MONITORS} (max_over_time({reporting}[1d])) > 0",
+        f"{_OF_ALL_MONITORS} ({reporting}) == 0\n"
+        f"and {_OF_ALL_MONITORS} (max_over_time({reporting}[1d])) > 0\n"
+        f"unless ({_OF_ALL_MONITORS} ({routers}) == 0 and on (model) max by (model) ({reporting}) > 0)",
         Severity.PAGE,
         summary,
         for_="2m",

@@ -164,10 +164,10 @@ class LocalDecode:
                 break  # otherwise it is what has been carried
         if not has_pulled and completion.finish_reason == "error":
             # The connector could not pull, or a grammar does not compile, which vLLM reports alike.
-            if params.structured_outputs is not None:
-                raise PrefillFailedError(FailureCause.REQUEST_FAILED, replica)
             is_up = await self.watch.is_up(replica)  # a pull fails likewise if decode comes too late for it
-            raise PrefillFailedError(FailureCause.PULL_FAILED, replica, is_up=is_up)
+            may_be_grammar = is_up and params.structured_outputs is not None
+            cause = FailureCause.REQUEST_FAILED if may_be_grammar else FailureCause.PULL_FAILED
+            raise PrefillFailedError(cause, replica, is_up=is_up)
         if needs_pull and has_pulled:
             self.pulled()
         return output, has_pulled

@@ -97,6 +97,10 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         self._readiness = Readiness()
         self._conversions = Conversions()
 
+    def announce(self) -> None:
+        """Inform the monitor of this ingress from now on."""
+        self._models.announce()
+
     async def health(self) -> Response:
         """Whether this process answers."""
         return JSONResponse({"status": "ok"})

@@ -6,9 +6,10 @@ Owns the paths, the gate before all of them, and when the door is open. What a p
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final, cast
 
 from fastapi import FastAPI
 from ray import serve
@@ -24,6 +25,8 @@ from deployments.http.ingress import SlackServeIngress
 from deployments.http.key_watch import KeyWatch
 from slo.errors import FieldError
 
+_LOOK_S: Final = 0.1
+
 
 def make_ingress(ingress: type[SlackServeIngress], keys: KeyWatch, limits: LimitsConfig) -> type:
     """The ingress class with its routes, ready to be deployed.
@@ -37,7 +40,7 @@ def make_ingress(ingress: type[SlackServeIngress], keys: KeyWatch, limits: Limit
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await keys.first_read()
-        async with door.opened(app, limits, _is_in_place):
+        async with door.opened(app, limits, lambda: _in_place() is not None), _announced():
             yield
 
     # A redirect would name the scheme here: behind a proxy with TLS a client would send its body in clear.
@@ -72,6 +75,25 @@ def make_ingress(ingress: type[SlackServeIngress], keys: KeyWatch, limits: Limit
     return make_fastapi_ingress(ingress, endpoint_map=routes, app=app)  # type: ignore[no-any-return]
 
 
-def _is_in_place() -> bool:
-    """Whether requests find the ingress: Serve names it to them once its start is over."""
-    return serve.get_replica_context().servable_object is not None
+@asynccontextmanager
+async def _announced() -> AsyncIterator[None]:
+    """Meanwhile the monitor is told of the ingress, once requests find it.
+
+    One whose start does not end, for want of its keys, serves nobody and counts for none.
+    """
+
+    async def announce() -> None:
+        while (ingress := _in_place()) is None:  # noqa: ASYNC110 - Serve sets it, and has no event for it
+            await asyncio.sleep(_LOOK_S)
+        ingress.announce()
+
+    announcing = asyncio.create_task(announce(), name="announce")
+    try:
+        yield
+    finally:
+        announcing.cancel()
+
+
+def _in_place() -> SlackServeIngress | None:
+    """The ingress, once requests find it: Serve names it to them when its start is over."""
+    return cast("SlackServeIngress | None", serve.get_replica_context().servable_object)

@@ -86,7 +86,7 @@ class ServedModel:
         replicas: DeploymentHandle,
         instruments: Instruments,
     ) -> ServedModel:
-        """It, with the monitor informed of it from now on, and started if there is none.
+        """It, with a monitor that is informed of it once it is announced, and started if there is none.
 
         Args:
             config: Which.
@@ -110,8 +110,12 @@ class ServedModel:
             )
             start = partial(start_own_monitor, ways.monitor, is_ingress=True)
             monitor = MonitorClient(participant, instruments, start)
-            monitor.start()
         return cls(config, placement, decode, monitor)
+
+    def announce(self) -> None:
+        """Inform the monitor of it from now on."""
+        if self.monitor is not None:
+            self.monitor.start()
 
     def tell(self, ended: RequestEnded) -> None:
         """Let the monitor know of a request that has ended."""
@@ -132,6 +136,11 @@ class ServedModels:
         served_as = {served.config.name: served for served in models}
         self._by_name = {name: served_as[model] for name, model in names.items()}
         self._fleets = RecentFleets(self._ask_for_fleets)
+
+    def announce(self) -> None:
+        """Inform the monitor of them from now on."""
+        for served in self._models:
+            served.announce()
 
     def named_by(self, body: Any) -> ServedModel:
         """The model that a request names; from now on one names it that has named none.

@@ -107,7 +107,7 @@ BOARD: Final = Dashboard(
             "Requests",
             (
                 Panel("Goodput", Unit.PER_SECOND, (now(SLO_GOODPUT, "{{model}} {{tier}}", window="short"),)),
-                Panel("Requests by outcome", Unit.PER_SECOND, (per_second(REQUESTS, "outcome"),)),
+                Panel("Requests by outcome", Unit.COUNT, (in_window(REQUESTS, "outcome"),)),
                 Panel("Refusals by reason", Unit.COUNT, (in_window(REJECTIONS, "tier", "reason"),)),
                 Panel("Decisions of the router", Unit.PER_SECOND, (per_second(ROUTED, "tier", "decision"),)),
                 Panel(

@@ -17,6 +17,7 @@ from played_replicas import (
     Counts,
     D,
     Play,
+    Request,
     serve,
 )
 
@@ -62,8 +63,9 @@ async def test_a_failed_pull_is_placed_again_and_repeats_nothing(request_, answe
     assert steps.released == [(A, "job")]
 
 
+@pytest.mark.parametrize("request_", [Request(), Request(json_object=True)], ids=["free", "grammar"])
 @pytest.mark.parametrize("ails", [FailureCause.REPLICA_DIED, RuntimeError("lost"), None], ids=str)
-async def test_a_failed_pull_is_the_replicas_fault_if_it_does_not_say_that_it_serves(ails):
+async def test_a_failed_pull_is_the_replicas_fault_if_it_does_not_say_that_it_serves(ails, request_):
     async def ask(replica):
         if replica != A or "failed" not in steps.engine:
             return None
@@ -74,9 +76,10 @@ async def test_a_failed_pull_is_the_replicas_fault_if_it_does_not_say_that_it_se
         return ails
 
     steps = Play({A: [FAILED], B: ANSWER}, [Replaced(B, 0.1)])
-    assert await serve(steps, ask=ask) == STREAMED
+    assert await serve(steps, request=request_, ask=ask) == STREAMED
     (asked,) = steps.asked
     assert (asked.lost_replica, asked.failed_replicas, asked.avoided_replicas) == (A, (A,), ())
+    assert asked.cause is FailureCause.PULL_FAILED
 
 
 def routed(*prefill):
@@ -110,6 +113,15 @@ async def test_the_only_prefill_replica_is_used_again_after_one_failed_pull_and_
     assert await serve(steps, request=request_, local=LocalPrefills(1)) == answer
     assert [one.prefill_replica for one in steps.contexts] == [A, A]
     assert list(core.view.prefill) == [A]
+
+
+async def test_with_a_grammar_too_the_only_prefill_replica_is_used_again_after_one_failed_pull():
+    """Though it may have been the grammar that failed, which vLLM reports alike."""
+    _, router = routed(A)
+    steps = router({A: [FAILED]})
+    steps.again = ANSWER
+    assert await serve(steps, request=Request(json_object=True)) == STREAMED
+    assert [one.prefill_replica for one in steps.contexts] == [A, A]
 
 
 @CASES

@@ -38,6 +38,10 @@ class LateKeys(Keys):
 class Ingress(SlackServeIngress):
     def __init__(self):
         self._model_cards, self._models = {}, ServedModels([], {})
+        self.announced = asyncio.Event()
+
+    def announce(self):
+        self.announced.set()
 
 
 @pytest.fixture
@@ -48,6 +52,7 @@ def make(monkeypatch):
         return app
 
     monkeypatch.setattr(routes, "make_fastapi_ingress", made)
+    monkeypatch.setattr(routes, "_in_place", lambda: None)
     return lambda keys: routes.make_ingress(Ingress(), keys, LimitsConfig())
 
 
@@ -69,6 +74,23 @@ async def test_an_ingress_has_started_once_its_keys_were_read(make):
         assert not start.done()
         keys.come()
         await asyncio.wait_for(start, 1)
+
+
+async def test_an_ingress_counts_for_the_monitor_once_requests_find_it(make, monkeypatch):
+    """While it waits for its keys it serves nobody, and the alert that there is none has to fire."""
+    keys, ingress, in_place = LateKeys(), Ingress(), []
+    monkeypatch.setattr(routes, "_in_place", lambda: in_place[0] if in_place else None)
+    monkeypatch.setattr(routes, "_LOOK_S", 0.01)
+    app = make(keys)
+    async with contextlib.AsyncExitStack() as stack:
+        start = asyncio.create_task(stack.enter_async_context(app.router.lifespan_context(app)))
+        await asyncio.sleep(0.05)
+        keys.come()
+        await asyncio.wait_for(start, 1)
+        await asyncio.sleep(0.05)
+        assert not ingress.announced.is_set()
+        in_place.append(ingress)
+        await asyncio.wait_for(ingress.announced.wait(), 1)
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,21 @@ def test_a_cluster_that_comes_up_has_lost_nothing(alert, tmp_path):
 
 @needs_promtool
 @pytest.mark.parametrize("alert", LOST)
+@pytest.mark.parametrize(("routers", "firing"), [("1+0x59", 1), ("1+0x9 0+0x49", 0)])
+def test_a_cluster_that_is_drained_beside_its_successor_has_lost_nothing(alert, routers, firing, tmp_path):
+    """One that keeps its router has."""
+    role = LOST[alert]
+    series = {
+        **subscribers(role, "1+0x9 0+0x49", ray_io_cluster="old"),
+        **subscribers("router", routers, ray_io_cluster="old"),
+        **subscribers(role, "1+0x59", ray_io_cluster="new"),
+        **subscribers("router", "1+0x59", ray_io_cluster="new"),
+    }
+    check(tmp_path, "1m", series, alert, {9: 0, 20: firing, 59: firing})
+
+
+@needs_promtool
+@pytest.mark.parametrize("alert", LOST)
 def test_a_monitor_that_is_replaced_meanwhile_does_not_end_the_alert(alert, tmp_path):
     role = LOST[alert]
     series = {
