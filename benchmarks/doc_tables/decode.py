@@ -175,9 +175,6 @@ def decode_migration() -> str:
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "decode-migration": decode_migration,
     "decode-pace": decode_pace,
-    "decode-pressure": lambda: decode_pressure("engines/decode_pressure", 0.5),
-    "decode-pressure-whole": lambda: decode_pressure("engines/decode_pressure_whole", 1.0),
-    "decode-pressure-xeon": lambda: decode_pressure("engines/decode_pressure_xeon", 0.5),
     "decode-pressure-tenth": lambda: decode_pressure("engines/decode_pressure_tenth", 0.5),
     "decode-pressure-minute": lambda: decode_pressure("engines/decode_pressure_minute", 0.5),
     "kept-memory": kept_memory,
