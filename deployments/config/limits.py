@@ -4,7 +4,7 @@ A refusal names its limit. What a tenant may ask for in a time is `deployments.c
 """
 
 import re
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -77,6 +77,11 @@ class LimitsConfig(Section):
     )
     max_json_names: Annotated[int, Field(ge=64)] = Field(
         50_000, description="Names in all objects of a body; each takes as long to read as several values."
+    )
+    unknown_fields: Literal["refuse", "ignore"] = Field(
+        "refuse",
+        description="What becomes of a body with a field that is not served: 400, or an answer as if it were "
+        "not there. One that is misspelt, says what another does, or is the server's own is 400 anyway.",
     )
     max_sequences: Count = Field(16, description="Answers that one request may ask for: prompts times `n`.")
     max_stop_tokens: Annotated[int, Field(ge=1, le=MOST_STOP_TOKENS)] = Field(

@@ -161,9 +161,17 @@ TOKENIZE_CHAT: Final = frozenset(
 )
 DETOKENIZE: Final = frozenset({"model", "tokens"})
 HINTS: Final = frozenset(
-    {"service_tier", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+    [
+        "client_metadata",
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+    ]
 )
-"""Fields of OpenAI's that vLLM's models lack: the ingress reads the first, the others change nothing."""
+"""Fields of OpenAI's and of its clients that vLLM's models lack: all but the service tier change nothing."""
 MESSAGES_HINTS: Final = frozenset(
     {"cache_control", "context_management", "metadata", "output_config", "service_tier", "thinking"}
 )
@@ -221,7 +229,7 @@ _NOTHING: Final[Mapping[str, Any]] = {
 }
 """Fields of OpenAI's that are not served, the second for a response, and with what they ask for nothing."""
 _MOST_IGNORED: Final = 32
-"""Fields of a body that are not served and ask for nothing; each takes time to compare with all that are."""
+"""Fields of a body that are left out of it; each takes time to compare with all that are served."""
 _MISSPELT: Final = 0.9
 """How alike two names are, as `difflib` has it, one of which is meant by the other."""
 _ALIKE: Final = 0.8
@@ -263,13 +271,19 @@ def fields_of(model: Collection[str]) -> Fields:
     return Fields(TOKENIZE if "prompt" in model else DETOKENIZE, REFUSED)
 
 
-def refuse_unknown_fields(values: Mapping[str, Any], fields: Fields) -> None:
-    """Refuse a body with a field that is not served.
+def served_fields(values: Mapping[str, Any], fields: Fields, *, ignores: bool) -> dict[str, Any]:
+    """What of a body is served.
+
+    Args:
+        values: The body.
+        fields: What may be in it.
+        ignores: Whether a field that is not served is left out whatever it asks for, unless something else
+            here is meant by it; otherwise only one that asks for nothing is.
 
     Raises:
-        FieldError: naming it.
+        FieldError: naming a field that is not served.
     """
-    ignored = 0
+    left_out: set[str] = set()
     for name, value in values.items():
         if name in fields.allowed:
             continue
@@ -277,32 +291,47 @@ def refuse_unknown_fields(values: Mapping[str, Any], fields: Fields) -> None:
             if value is not None and value is not False and (name != "priority" or value != 0):
                 raise FieldError(name, *fields.refused[name])
             continue
-        if ignored < _MOST_IGNORED and _asks_for_nothing(name, values, fields.allowed):
-            ignored += 1
-            continue
-        advice = _advice(name[:100], fields.allowed)
-        raise FieldError(name[:100], "is not a field that is served here", advice)
+        if len(left_out) >= _MOST_IGNORED or not _may_be_left_out(
+            name, values, fields.allowed, ignores=ignores
+        ):
+            advice = _advice(name[:100], fields.allowed)
+            raise FieldError(name[:100], "is not a field that is served here", advice)
+        left_out.add(name)
     kwargs = values.get("chat_template_kwargs")
     if isinstance(kwargs, dict) and "chat_template" in kwargs:
         raise FieldError("chat_template_kwargs.chat_template", *REFUSED["chat_template"])
+    return {name: value for name, value in values.items() if name not in left_out}
 
 
 def _advice(name: str, allowed: Collection[str]) -> str:
     """What to do about a field that is not served."""
-    for instead in _INSTEAD.get(name, ()):
-        if instead.partition(".")[0] in allowed:
-            return f"give {instead!r} instead"
+    if (instead := _instead(name, allowed)) is not None:
+        return f"give {instead!r} instead"
     return nearest(name, allowed, "leave it out", cutoff=_ALIKE)
 
 
-def _asks_for_nothing(name: str, values: Mapping[str, Any], allowed: Collection[str]) -> bool:
-    """Whether a field that is not served says what holds without it: OpenAI's clients send many as null."""
+def _instead(name: str, allowed: Collection[str]) -> str | None:
+    """What says here what a field of another API or version says, if anything does."""
+    return next((each for each in _INSTEAD.get(name, ()) if each.partition(".")[0] in allowed), None)
+
+
+def _may_be_left_out(
+    name: str, values: Mapping[str, Any], allowed: Collection[str], *, ignores: bool
+) -> bool:
+    """Whether a body is served without a field that is not.
+
+    It is where the field says what holds anyway, as many do that OpenAI's clients send as null, and, if
+    others are ignored, where none that is served says what it does.
+    """
     value = values[name]
-    if value is None:  # what may be misspelt is told, whatever its value
-        return not difflib.get_close_matches(name[:100], allowed, n=1, cutoff=_MISSPELT)
-    if name == "best_of":
-        return type(value) is int and value == (values.get("n") or 1)
-    return name in _NOTHING and value == _NOTHING[name]
+    if name == "best_of" and type(value) is int and value == (values.get("n") or 1):
+        return True
+    if name in _NOTHING and value == _NOTHING[name]:
+        return True
+    if value is not None and (not ignores or _instead(name, allowed) is not None):
+        return False
+    # What may be misspelt is told, whatever its value.
+    return not difflib.get_close_matches(name[:100], allowed, n=1, cutoff=_MISSPELT)
 
 
 def refuse_media(messages: Any, domains: Collection[str], most: int) -> None:

@@ -19,7 +19,7 @@ from vllm.v1.structured_output import backend_xgrammar  # noqa: F401 - lest the 
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
 from deployments.http import request_fields
-from deployments.http.allowed_fields import fields_of, refuse_media, refuse_unknown_fields
+from deployments.http.allowed_fields import fields_of, refuse_media, served_fields
 from deployments.http.body_json import JsonShape, json_shape, read_object
 from deployments.http.hints import refuse_large_hints
 from slo.admission.tenants import Tenant
@@ -118,7 +118,7 @@ def as_model(values: dict[str, Any], model: type[BaseModel], limits: LimitsConfi
         FieldError: for a field that is not served, or more than the limits allow.
     """
     fields = fields_of(model.model_fields)
-    refuse_unknown_fields(values, fields)
+    values = served_fields(values, fields, ignores=limits.unknown_fields == "ignore")
     refuse_large_hints(values)
     request_fields.refuse_large_grammars(values, limits)
     _refuse_what_is_no_object(values)
@@ -182,13 +182,13 @@ def refuse_large_shape(shape: JsonShape, limits: LimitsConfig, whose: str = "bod
 def _refuse_what_is_no_object(values: Mapping[str, Any]) -> None:
     """Refuse it where objects belong: pydantic would try each as all of their types, and tell of each try."""
     lists: list[tuple[str, Any]] = [(name, values.get(name)) for name in ("messages", "input", "tools")]
-    items = values.get("input")
-    if isinstance(items, list):
+    for name, within in (("input", ("content", "output", "summary")), ("tools", ("tools",))):
+        given = values.get(name)
         lists += [
-            (f"input[{number}].{name}", item.get(name))
-            for number, item in enumerate(items)
-            if isinstance(item, dict)
-            for name in ("content", "output", "summary")
+            (f"{name}[{number}].{inner}", one.get(inner))
+            for number, one in enumerate(given if isinstance(given, list) else ())
+            if isinstance(one, dict)
+            for inner in within
         ]
     for field, found in lists:
         for number, one in enumerate(found if isinstance(found, list) else ()):

@@ -68,11 +68,13 @@ class ResponseWording:
             )
             for call in message.get("tool_calls") or ()
         ]
+        asks = self._asked.is_include_output_logprobs()
+        logprobs = [_logprob(one) for one in _positions(choice)] if asks else None
         output = build_response_output_items(
             message.get("reasoning"),
             message.get("content"),
             calls,
-            [_logprob(one) for one in _positions(choice)] if self._asked.include else None,
+            logprobs,
             self._asked.tools,
         )
         response = self.response(answer["model"], output, choice["finish_reason"], answer["usage"])
@@ -117,7 +119,7 @@ class ResponseWording:
             max_tokens=max(1, min(bounds, default=UNKNOWN_LENGTH)),
             presence_penalty=asked.presence_penalty or 0.0,
             frequency_penalty=asked.frequency_penalty or 0.0,
-            logprobs=asked.top_logprobs if asked.include else None,
+            logprobs=asked.top_logprobs if asked.is_include_output_logprobs() else None,
         )
         return ResponsesResponse.from_request(
             asked,
@@ -177,7 +179,7 @@ class _Stream:
             yield from self._delta(choice)
 
     def _delta(self, choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        logprobs = [_delta_logprob(one) for one in _positions(choice)] if self._wording.asked.include else []
+        logprobs = [_delta_logprob(one) for one in _positions(choice)]
         for delta in split_delta(DeltaMessage(**choice["delta"])):
             state, call = self._processor.resolve_target_state(delta)
             if state.name == "NONE":

@@ -7,10 +7,11 @@ hold is decided where every chat's is (`deployments.http.request_body`), after t
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, get_args
 
 from openai.types.responses import (
+    NamespaceTool,
     ResponseOutputMessage,
     ResponseOutputText,
     ResponseReasoningItem,
@@ -69,6 +70,8 @@ _RENAMED: Final = {
 _OPENAIS_TIERS: Final = get_args(ResponsesRequest.model_fields["service_tier"].annotation)
 """Those that vLLM's model of a request takes; a deployment may have others, which a response cannot tell."""
 _LOGPROBS: Final = "message.output_text.logprobs"
+_ENCRYPTED: Final = "reasoning.encrypted_content"
+"""Asked for by clients that send reasoning back; they have its text here, and that is what they send."""
 _TEXT_PARTS: Final = frozenset({"input_text", "output_text", "text"})
 
 
@@ -238,11 +241,15 @@ def _format(asked: ResponsesRequest) -> dict[str, Any]:
 
 
 def _tools(asked: ResponsesRequest) -> dict[str, Any]:
-    for number, tool in enumerate(asked.tools):
+    for field, tool in _functions(asked):
         if tool.type != "function":
             raise FieldError(
-                f"tools[{number}]", f"is of type {tool.type!r}", "give functions; others run elsewhere"
+                field,
+                f"is of type {tool.type!r}",
+                "leave it out, or switch it off in the client: of tools, only functions are served",
             )
+        if not isinstance(tool.parameters, dict | None):
+            raise FieldError(f"{field}.parameters", "is not an object", "give a JSON schema")
     tools = construct_tool_dicts(asked.tools, asked.tool_choice)
     if not tools:
         return {}
@@ -254,10 +261,20 @@ def _tools(asked: ResponsesRequest) -> dict[str, Any]:
     return {"tools": tools, "tool_choice": choice}
 
 
+def _functions(asked: ResponsesRequest) -> Iterator[tuple[str, Any]]:
+    """The tools that a request has, those of a namespace one by one, and where each stands."""
+    for number, tool in enumerate(asked.tools):
+        if not isinstance(tool, NamespaceTool):
+            yield f"tools[{number}]", tool
+            continue
+        for place, inner in enumerate(tool.tools):
+            yield f"tools[{number}].tools[{place}]", inner
+
+
 def _logprobs(asked: ResponsesRequest) -> dict[str, Any]:
     for wanted in asked.include or ():
-        if wanted != _LOGPROBS:
+        if wanted not in (_LOGPROBS, _ENCRYPTED):
             raise FieldError("include", f"asks for {wanted!r}", f"only {_LOGPROBS} is served")
-    if not asked.include:
+    if not asked.is_include_output_logprobs():
         return {}
     return {"logprobs": True, "top_logprobs": asked.top_logprobs or 0}

@@ -257,6 +257,15 @@ def test_the_limits_of_http_hold(fields, field):
     assert refused.value.field == field
 
 
+def test_fields_that_nobody_knows_are_ignored_as_over_http():
+    request = pb.ChatRequest(model="m", messages=[pb.Message(role="user", content="hi")])
+    json_format.ParseDict({"extra": {"verbosity": "low", "top_k": 5}}, request)
+    limits = LimitsConfig(unknown_fields="ignore")
+    chat = read(request_body(request, stream=False), ChatCompletionRequest, limits, ANONYMOUS)
+    assert chat.top_k == 5
+    assert "verbosity" not in (chat.model_extra or {})
+
+
 def test_media_of_parts_are_held_to_the_same_hosts():
     part = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}
     request = pb.ChatRequest(model="m", messages=[pb.Message(role="user")])

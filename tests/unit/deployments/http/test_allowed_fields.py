@@ -15,7 +15,10 @@ from vllm.multimodal.media.video import VideoMediaIO
 
 from deployments.config.limits import LimitsConfig
 from deployments.http import allowed_fields
-from deployments.http.request_body import parse
+from deployments.http.messages.request import read as read_messages
+from deployments.http.request_body import parse, read
+from deployments.http.responses.request import read as read_response
+from slo.admission.tenants import ANONYMOUS
 from slo.errors import FieldError
 
 LIMITS = LimitsConfig(media_domains=("pictures.example",))
@@ -81,7 +84,7 @@ def test_what_is_refused(fields, field, message):
 def advice(model, name):
     fields = allowed_fields.fields_of(model.model_fields)
     with pytest.raises(FieldError) as caught:
-        allowed_fields.refuse_unknown_fields({name: [1]}, fields)
+        allowed_fields.served_fields({name: [1]}, fields, ignores=False)
     return caught.value.valid
 
 
@@ -180,6 +183,75 @@ def test_what_holds_without_a_field_may_be_said(fields, is_refused):
         assert refused(CompletionRequest, **fields).field in fields
     else:
         parse(json.dumps({"model": "m", "prompt": "hi", **fields}).encode(), CompletionRequest, LIMITS)
+
+
+IGNORING = LimitsConfig(unknown_fields="ignore")
+
+
+def read_ignoring(model, body):
+    raw = json.dumps({"model": "m", **body}).encode()
+    if model is ResponsesRequest:
+        return read_response(raw, IGNORING, ANONYMOUS)
+    if model is AnthropicMessagesRequest:
+        return read_messages(raw, IGNORING, ANONYMOUS)
+    return (read(raw, model, IGNORING, ANONYMOUS),)
+
+
+BODIES = pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (ChatCompletionRequest, {"messages": SAY}),
+        (CompletionRequest, {"prompt": "hi"}),
+        (ResponsesRequest, {"input": "hi"}),
+        (AnthropicMessagesRequest, {"messages": SAY, "max_tokens": 7}),
+    ],
+)
+
+
+@BODIES
+def test_fields_that_nobody_knows_are_left_out_where_they_are_ignored(model, body):
+    """In no form do they travel on: vLLM's models keep what they do not know."""
+    unknown = {"verbosity": "low", "prediction": {"content": "x" * 50_000}, "provider": {"order": ["a"]}}
+    for each in read_ignoring(model, {**body, **unknown}):
+        assert not unknown.keys() & (each.model_extra or {}).keys()
+
+
+@BODIES
+@pytest.mark.parametrize(
+    ("fields", "advice"),
+    [
+        pytest.param({"kv_transfer_params": {"a": 1}}, "leave it out", id="the server's own"),
+        pytest.param({"chat_template": "{{ 1 }}"}, "chat_template_kwargs", id="a program"),
+        pytest.param({"temprature": 1}, "did you mean 'temperature'?", id="misspelt"),
+    ],
+)
+def test_what_is_meant_is_refused_though_unknown_fields_are_ignored(model, body, fields, advice):
+    with pytest.raises(FieldError) as caught:
+        read_ignoring(model, {**body, **fields})
+    assert caught.value.field in fields
+    assert advice in caught.value.valid
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "fields", "instead"),
+    [
+        (ChatCompletionRequest, {"messages": SAY}, {"guided_json": {}}, "structured_outputs.json"),
+        (ChatCompletionRequest, {"messages": SAY}, {"functions": []}, "tools"),
+        (CompletionRequest, {"prompt": "hi"}, {"max_completion_tokens": 9}, "max_tokens"),
+        (ResponsesRequest, {"input": "hi"}, {"max_tokens": 9}, "max_output_tokens"),
+        (AnthropicMessagesRequest, {"messages": SAY, "max_tokens": 7}, {"stop": "a"}, "stop_sequences"),
+    ],
+)
+def test_what_another_field_says_is_refused_though_unknown_fields_are_ignored(model, body, fields, instead):
+    with pytest.raises(FieldError) as caught:
+        read_ignoring(model, {**body, **fields})
+    assert caught.value.valid == f"give {instead!r} instead"
+
+
+def test_no_more_fields_are_ignored_than_can_be_looked_at():
+    body = {"messages": SAY, **{f"xyz{number}": 1 for number in range(33)}}
+    with pytest.raises(FieldError, match="xyz32"):
+        read_ignoring(ChatCompletionRequest, body)
 
 
 @pytest.mark.parametrize("hides_lengths", [False, True])

@@ -48,6 +48,7 @@ def taken(body):
         ({"store": [1] * 200_000}, "store", "beyond 16384"),
         ({"store": {f"k{n}": 1 for n in range(40_000)}}, "store", "beyond 16384"),
         ({"vllm_xargs": {"a": LARGEST}}, "vllm_xargs", "beyond 16384"),
+        ({"client_metadata": {"a": LARGEST}}, "client_metadata", "beyond 16384"),
     ],
 )
 def test_what_is_too_large_beside_the_prompt_is_refused_by_name(body, fields, field, message):
@@ -69,6 +70,7 @@ def test_what_openai_takes_is_taken(body):
         "metadata": AS_LARGE_AS_OPENAIS,
         "user": "u" * 64,
         "safety_identifier": "s" * 64,
+        "client_metadata": {"x-codex-turn-metadata": "{}"},
         "prompt_cache_key": "k" * 64,
         "store": True,
         "service_tier": "auto",

@@ -107,6 +107,30 @@ def test_reasoning_and_calls():
     )
 
 
+NAMESPACE = {"type": "namespace", "name": "mcp", "description": "Of a server.", "tools": [TOOL]}
+
+
+def test_a_call_of_a_tool_in_a_namespace_has_its_own_name_again():
+    call = {**CALL, "function": {"name": "mcp__weather", "arguments": "{}"}}
+    (told,) = whole({"tool_calls": [call]}, "tool_calls", tools=[NAMESPACE]).output
+    assert (told.name, told.namespace) == ("weather", "mcp")
+    events = streamed(
+        chunk({"tool_calls": [{"index": 0, "function": call["function"]}]}, "tool_calls"),
+        chunk() + "data: [DONE]\n\n",
+        tools=[NAMESPACE],
+    )
+    (told,) = events[-1].response.output
+    assert (told.name, told.namespace) == ("weather", "mcp")
+
+
+def test_encrypted_reasoning_that_is_asked_for_brings_no_log_probabilities():
+    response = whole({"reasoning": "Hm", "content": "a"}, include=["reasoning.encrypted_content"])
+    thought, text = response.output
+    assert thought.content[0].text == "Hm"
+    assert thought.encrypted_content is None
+    assert text.content[0].logprobs is None
+
+
 def test_a_call_that_was_cut():
     response = whole({"tool_calls": [CALL]}, "tool_calls", tools=[TOOL], max_output_tokens=4)
     assert response.status == "incomplete"

@@ -16,6 +16,10 @@ SCHEMA = {"type": "object", "properties": {"unit": {"type": "string"}}}
 TOOL = {"type": "function", "name": "weather", "parameters": SCHEMA}
 
 
+def in_namespace(*tools):
+    return {"type": "namespace", "name": "mcp", "description": "Of a server.", "tools": [*tools]}
+
+
 def chat_of(**fields):
     body = {"model": "m", "input": "hi", **fields}
     return read(json.dumps(body).encode(), LIMITS, ANONYMOUS)[1]
@@ -140,6 +144,69 @@ def test_a_named_tool_is_named():
     assert chat.tool_choice.function.name == "weather"
 
 
+AS_CODEX_SENDS_IT = {
+    "model": "m",
+    "instructions": "You are a coding agent.",
+    "input": [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Sandboxed."}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "List the files"}]},
+        {
+            "type": "reasoning",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "With ls"}],
+            "encrypted_content": None,
+        },
+        {"type": "function_call", "name": "shell", "arguments": "{}", "call_id": "call-1"},
+        {"type": "function_call_output", "call_id": "call-1", "output": "a.py"},
+        {
+            "type": "function_call",
+            "name": "weather",
+            "namespace": "mcp",
+            "arguments": "{}",
+            "call_id": "call-2",
+        },
+        {"type": "function_call_output", "call_id": "call-2", "output": "20"},
+    ],
+    "tools": [
+        {"type": "function", "name": "shell", "description": "", "strict": False, "parameters": SCHEMA},
+        in_namespace(TOOL),
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "reasoning": {"effort": "medium", "summary": "auto"},
+    "store": False,
+    "stream": True,
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "0199-conversation",
+    "text": {"verbosity": "low"},
+    "client_metadata": {"x-codex-installation-id": "0199", "x-codex-turn-metadata": '{"turn_id": "1"}'},
+}
+
+
+def test_a_request_as_codex_sends_it_is_served():
+    chat = chat_of(**AS_CODEX_SENDS_IT)
+    *_, first, _, second, _ = plain(chat.messages)
+    assert first["reasoning"] == "With ls"
+    names = [next(iter(call["tool_calls"]))["function"]["name"] for call in (first, second)]
+    assert names == [tool.function.name for tool in chat.tools] == ["shell", "mcp__weather"]
+    assert chat.logprobs is not True
+    assert (chat.reasoning_effort, chat.stream) == ("medium", True)
+
+
+def test_encrypted_reasoning_may_be_asked_for_beside_log_probabilities():
+    include = ["message.output_text.logprobs", "reasoning.encrypted_content"]
+    assert chat_of(include=include, top_logprobs=1).logprobs is True
+
+
+def test_a_tool_that_is_no_function_is_refused_with_what_to_do():
+    with pytest.raises(FieldError) as refused:
+        chat_of(tools=[TOOL, {"type": "web_search", "external_web_access": False}])
+    assert str(refused.value) == (
+        "tools[1]: is of type 'web_search'; leave it out, or switch it off in the client: of tools, only "
+        "functions are served"
+    )
+
+
 def test_an_answer_that_was_begun_is_continued():
     begun = {"type": "message", "role": "assistant", "status": "incomplete", "id": "msg"}
     begun["content"] = [{"type": "output_text", "text": "Once", "annotations": []}]
@@ -158,7 +225,17 @@ def test_an_answer_that_was_begun_is_continued():
         ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
         ({"vllm_xargs": {"slackserve_job": "1"}}, "vllm_xargs.slackserve_job"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"tools": [TOOL, in_namespace({"type": "custom", "name": "patch"})]}, "tools[1].tools[0]"),
+        ({"tools": [in_namespace({**TOOL, "parameters": [1]})]}, "tools[0].tools[0].parameters"),
+        ({"tools": [in_namespace(5)]}, "tools[0].tools[0]"),
+        (
+            {
+                "tools": [in_namespace({**TOOL, "parameters": {"title": "x" * 400}})],
+                "tool_choice": "required",
+            },
+            "tools",
+        ),
+        ({"include": ["file_search_call.results"]}, "include"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, "input"),
         (
