@@ -20,6 +20,7 @@ from deployments.config import ConfigError
 from deployments.config.replicas import PoolConfig
 from deployments.config.settings import SlackServeConfig
 from deployments.engine_values import refusal
+from deployments.speculation import refuse_unlike_drafters
 from kv_transfer.connector import KVRole, kv_transfer_config
 from prefill_node import engine_setup
 from slo.preemption.types import PreemptionMode
@@ -137,6 +138,7 @@ def _refuse_differences(prefill: Mapping[str, Any], decode: Mapping[str, Any]) -
             f"{formats[1]!r}; {_MADE_UP!r} makes weights up, so give it to both or to none"
         )
         raise ConfigError(msg)
+    refuse_unlike_drafters(prefill, decode)
 
 
 def engine_kwargs(

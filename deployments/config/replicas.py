@@ -182,7 +182,7 @@ _RESERVED_ENGINE_KWARGS = {
     ),
     **dict.fromkeys(
         ("kv_offloading_size", "kv_offloading_backend"),
-        "KV moves by SlackServe's own connector, which can keep it in host memory: use pressure.swap_gib",
+        "SlackServe has no prefix cache beyond the engines' own memory: leave it out",
     ),
 }
 _MAPPINGS: Final = frozenset(

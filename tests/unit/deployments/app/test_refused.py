@@ -53,6 +53,10 @@ REFUSED = pytest.mark.parametrize(
             {"decode": {"engine_kwargs": {"load_format": "dummy"}}},
             "load_format is 'auto' and 'dummy'; 'dummy' makes weights up",
         ),
+        (
+            {"decode": {"engine_kwargs": {"speculative_config": {"method": "mtp"}}}},
+            "of drafters with a KV cache of their own: none and method mtp; no KV could be pulled",
+        ),
         ({"dtype": "bf16"}, "dtype: vLLM has no dtype 'bf16'; did you mean 'bfloat16'?"),
         (
             {"prefill": {"engine_kwargs": {"gpu_memory_utilization": 90}}},
