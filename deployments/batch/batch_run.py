@@ -162,15 +162,16 @@ class BatchRun:
             said: Any = msgspec.json.decode(read)
         except (msgspec.DecodeError, UnicodeDecodeError):
             said = None
-        verdict = judge(response.status, response.headers, said, names_tier=request.names_tier)
+        text = read[:300].decode(errors="replace")
+        verdict = judge(response.status, response.headers, said, text=text, names_tier=request.names_tier)
         name = f"{response.status} {error_code(said)}".strip()
+        wait_s = retry_after_s(response.headers, datetime.now(UTC))
         if said is None:
-            text = read[:300].decode(errors="replace")
-            return _Reply(verdict, BatchFailure("no_json", f"{response.status}: {text}"), name)
+            return _Reply(verdict, BatchFailure("no_json", f"{response.status}: {text}"), name, wait_s)
         # In one line, as the file has it, also where a server breaks its JSON.
         body = msgspec.json.format(read, indent=-1) if b"\n" in read else read
         kept = BatchResponse(response.status, response.headers.get("x-request-id", ""), msgspec.Raw(body))
-        return _Reply(verdict, kept, name, retry_after_s(response.headers, datetime.now(UTC)))
+        return _Reply(verdict, kept, name, wait_s)
 
 
 def _said(reason: BatchResponse | BatchFailure) -> str:

@@ -19,6 +19,8 @@ import msgspec
 from deployments.batch import BatchError
 
 _PREFIX: Final = "/v1/"
+_LEFT_OPEN: Final = frozenset({b"null", b'"auto"'})
+"""Values of `service_tier` that leave the choice to the server, and so contradict no header."""
 
 
 class _Body(msgspec.Struct):
@@ -46,7 +48,7 @@ class BatchRequest:
         digest: Of its line; another line has another one.
         offset: Of its line, bytes.
         length: Of its line, bytes.
-        names_tier: Whether its body has a tier of its own.
+        names_tier: Whether its body has a tier of its own, which can contradict the batch's.
     """
 
     custom_id: str
@@ -96,7 +98,7 @@ def read_requests(file: BinaryIO, models: Collection[str] | None) -> list[BatchR
             )
         lines_of[given.custom_id] = number
         path = given.url.removeprefix("/v1")
-        names_tier = bytes(body.service_tier) != b"null"
+        names_tier = bytes(body.service_tier) not in _LEFT_OPEN
         found.append(BatchRequest(given.custom_id, path, _digest(line), offset, len(line), names_tier))
     if not found:
         raise BatchError(f"{file.name} has no request; give one in each line")

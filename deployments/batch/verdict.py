@@ -19,6 +19,8 @@ _UNAVAILABLE: Final = 503
 _TRANSIENT: Final = frozenset({408, 409, 425})
 _FAILED_WHILE_RUN: Final = frozenset({"decode_failed", "prefill_failed"})
 """Codes of 503 of requests that replicas have begun, and failed with, perhaps because of them."""
+_NO_ROUTE: Final = "Path '"
+"""How Serve's proxy begins a 404 while there is no application behind it."""
 _TIER: Final = "x-slo-tier"
 
 
@@ -36,14 +38,17 @@ class Verdict(enum.Enum):
     """Each request would be told the same."""
 
 
-def judge(status: int, headers: Mapping[str, str], said: Any, *, names_tier: bool = False) -> Verdict:
+def judge(
+    status: int, headers: Mapping[str, str], said: Any, *, text: str = "", names_tier: bool = False
+) -> Verdict:
     """Judge an answer.
 
     Args:
         status: Of HTTP.
         headers: Of the answer, by name in any case.
         said: Its body as JSON; None where it is none.
-        names_tier: Whether the request's own body names a tier, which can contradict the batch's.
+        text: How its body begins.
+        names_tier: See `BatchRequest`.
     """
     if status == _OK:
         return Verdict.ANSWERED if isinstance(said, dict) else Verdict.FAILED
@@ -51,7 +56,7 @@ def judge(status: int, headers: Mapping[str, str], said: Any, *, names_tier: boo
         return Verdict.OF_THE_RUN
     if headers.get("x-should-retry") == "false":
         return Verdict.WRONG
-    if status == _TOO_MANY or (status == _NOT_FOUND and said is None):  # Serve's proxy before the application
+    if status == _TOO_MANY or (status == _NOT_FOUND and text.startswith(_NO_ROUTE)):
         return Verdict.REFUSED
     if status == _UNAVAILABLE:
         return Verdict.FAILED if error_code(said) in _FAILED_WHILE_RUN else Verdict.REFUSED

@@ -90,7 +90,15 @@ def test_no_more_than_so_many_are_under_way(files):
     assert {headers["x-slo-tier"] for _, _, headers in server.seen} == {"standard"}
 
 
-def test_who_is_refused_comes_again_when_the_server_says_so(files):
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        lambda headers: error(429, "over_share", headers),
+        lambda headers: web.Response(status=503, text="<html>", content_type="text/html", headers=headers),
+    ],
+    ids=["json", "html"],
+)
+def test_who_is_refused_comes_again_when_the_server_says_so(files, refusal):
     files.write(NAMES[:4])
     refused_s = {}
 
@@ -98,14 +106,14 @@ def test_who_is_refused_comes_again_when_the_server_says_so(files):
         if body["user"] in refused_s:
             return said()
         refused_s[body["user"]] = time.monotonic()
-        return error(429, "over_share", {"retry-after": "1"})
+        return refusal({"retry-after": "2"})
 
     with AnsweringServer(once) as server:
         began_s = time.monotonic()
         done = files.ask(server)
     assert done.exit_code == 0
     assert sorted(each["custom_id"] for each in files.results()) == NAMES[:4]
-    assert time.monotonic() - began_s >= 1.0
+    assert time.monotonic() - began_s >= 2.0
 
 
 def test_who_is_refused_all_the_time_keeps_nobody_from_being_asked(files):
@@ -140,6 +148,15 @@ def test_a_proxy_without_an_application_is_waited_for(files):
         assert files.ask(server).exit_code == 0
     assert len(files.results()) == 2
     assert len(server.seen) == 3
+
+
+def test_a_path_that_something_before_the_server_does_not_have_is_not_waited_for(files):
+    files.write(NAMES)
+    page = "<html><head><title>404 Not Found</title></head></html>"
+    with AnsweringServer(lambda *_: web.Response(status=404, text=page), models=None) as server:
+        assert files.ask(server, "--within", "20s").exit_code == 1
+    assert len(server.seen) == len(NAMES)
+    assert {each["error"]["code"] for each in files.results(files.failed)} == {"no_json"}
 
 
 def test_an_answer_that_is_no_text_has_failed(files, monkeypatch):

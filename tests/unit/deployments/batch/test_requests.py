@@ -31,6 +31,15 @@ def test_a_body_is_sent_as_it_stands(tmp_path):
     assert (request.custom_id, request.path) == ("a", "/chat/completions")
 
 
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [({}, False), *(({"service_tier": tier}, tier == "default") for tier in (None, "auto", "default"))],
+)
+def test_only_a_tier_that_can_contradict_the_batchs_is_one_of_its_own(tmp_path, given, names):
+    ((request, _),) = read(tmp_path, line(body={"model": "tiny"} | given))
+    assert request.names_tier is names
+
+
 def test_empty_lines_and_the_last_line_break_do_not_count(tmp_path):
     found = read(tmp_path, line(), "", "  ", line(custom_id="b", body={"model": "tiny", "n": 2}))
     assert [(request.custom_id, json.loads(body)) for request, body in found] == [

@@ -42,9 +42,11 @@ def test_a_tier_in_the_body_is_that_requests():
     assert judge(401, {}, told, names_tier=True) is Verdict.OF_THE_RUN
 
 
-def test_only_a_404_of_a_proxy_is_waited_for():
-    assert judge(404, {}, None) is Verdict.REFUSED
-    assert judge(404, {}, {"detail": "Not Found"}) is Verdict.WRONG
+def test_only_a_404_of_serves_proxy_is_waited_for():
+    assert judge(404, {}, None, text="Path '/v1/completions' not found. Ping") is Verdict.REFUSED
+    assert judge(404, {}, None, text="<html><head><title>404 Not Found</title>") is Verdict.WRONG
+    assert judge(404, {}, None) is Verdict.WRONG
+    assert judge(404, {}, {"detail": "Not Found"}, text='{"detail": "Not Found"}') is Verdict.WRONG
 
 
 @pytest.mark.parametrize("said", [None, [], "text"])
