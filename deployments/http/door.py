@@ -82,7 +82,8 @@ class Door:
         except OSError:
             listener.close()
             raise
-        # Until somebody listens, the kernel would let another that sets this have the port as well.
+        # Until somebody listens, Linux would let another that sets this have the port as well. Before 6.8 it
+        # does so all the same, and of the two one cannot listen then.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         return cls(listener, tls)
 
