@@ -253,12 +253,13 @@ class Orchestrator:
         if searches:
             IN_A_SEARCH.set(here)
         # The steps of a search have no turn, and each of them computes a prompt where nothing is cached.
-        counted = self.decoding.local.counted() if searches else nullcontext()
+        counted = self.decoding.local.counted() if searches else nullcontext(lambda: None)
         try:
-            async with counted, aclosing(self.layer.answer(request, run)) as pieces:
+            async with counted as computed, aclosing(self.layer.answer(request, run)) as pieces:
                 async for piece in pieces:
                     run.has_kv = True  # of several prompts, that of the shortest
                     yield piece
+                computed()
         finally:
             if searches:
                 IN_A_SEARCH.set(None)

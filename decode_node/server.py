@@ -74,6 +74,9 @@ _PROMPT_PASS_S = 60.0
 which is vLLM's own limit for a pass."""
 _PACES = 4.0
 """An engine that decodes hangs after five times this many of its tokens' time."""
+_STEPS_LEFT = 2
+"""After so many more steps none has a prompt that nobody wants any more: the one that runs may have it, and one
+may have ended without being heard of yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._tap.attach(self.engine, node.prefill_ranks)
         self._background = Background()
         self._tier = PrefillTier(self._prefill_handle, self._background)
-        self._local = LocalPrefills(node.at_once, node.max_prompts)
+        self._local = LocalPrefills(node.at_once, node.max_prompts, steps=lambda: self._tap.steps)
         self._short = LocalPrefills(node.at_once)
         self._handshakes = Handshakes(
             self.engine, self._tier, llm_config.model_id, self._get_connector_backend()
@@ -201,7 +204,6 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._grammars = GrammarCheck(node.grammars, backend)
         self._grammars.stand_before(client, self._orchestrator.refuse)
         self._ongoing = 0
-        self._left_behind, self._left_in = 0, -1
         self._places = Places(node.max_ongoing_requests, node.tiers)
         self._computes_prompts = node.local_prefill
         await self._handshakes.begin(node.prefill_replicas, needed=not node.local_prefill)
@@ -320,10 +322,8 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
 
     def _pass_s(self) -> float:
         """Predicted seconds of a pass: four times the pace, unless a prompt may be among what it computes."""
-        steps, left_behind = self._tap.steps, self._local.left_behind
-        if left_behind != self._left_behind:
-            self._left_behind, self._left_in = left_behind, steps
-        if self._local.computing or self._left_in == steps or self._tap.recomputes:
+        is_left = self._tap.steps < self._local.left_after + _STEPS_LEFT
+        if self._local.computing or is_left or self._tap.recomputes:
             return _PROMPT_PASS_S
         return _PACES * (self._tap.tpot_s or 0.0)
 

@@ -75,7 +75,7 @@ class Turn:
     def leave(self) -> None:
         """It has been computed, or is not wanted any more; later calls do nothing."""
         if not self._is_left:
-            self._local.left_behind += 1
+            self._local.left_behind()
             self._end()
 
     def _end(self) -> None:
@@ -98,18 +98,26 @@ class LocalPrefills:
         at_once: How many of those that take turns with each other are computed at once.
         most: How many there may be; then only those of whom has less than their part, up to twice as many.
         clock: Says what time it is, in seconds.
+        steps: Says how many steps of the engine have ended.
 
     Attributes:
         computing: How many are computed now, whoever asked for them.
-        left_behind: How many nobody wanted any more before they had been computed. The engine hears of that
-            only between two passes.
+        left_after: How many steps had ended when somebody last wanted one no more that had not been computed.
+            The engine hears of that only between two passes.
         outstanding: How many wait their turn or have it, by whose they are.
         by_tier: Whether each tier has turns of its own. A turn is held while the engine has no memory for the
             request; where it orders them by tier, those of another one do not wait for that.
     """
 
-    def __init__(self, at_once: int, most: int = 64, clock: Callable[[], float] = time.monotonic) -> None:
-        self.computing = self.left_behind = 0
+    def __init__(
+        self,
+        at_once: int,
+        most: int = 64,
+        clock: Callable[[], float] = time.monotonic,
+        steps: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.computing = 0
+        self.left_after = -math.inf
         self.outstanding = Counter[Party]()
         self._most = most
         self._weights = dict[str, float]()
@@ -117,6 +125,7 @@ class LocalPrefills:
         self._at_once = at_once
         self._places = defaultdict[str, _Places](lambda: _Places(at_once, FairTurns()))
         self._clock = clock
+        self._steps = steps
         self._takes_s = _FIRST_GUESS_S
 
     @property
@@ -211,12 +220,17 @@ class LocalPrefills:
         try:
             yield computed
         finally:
-            self.left_behind += is_computing
+            if is_computing:
+                self.left_behind()
             computed()
 
     def took(self, began_s: float) -> None:
         """A prompt has been computed since `began_s`."""
         self._takes_s += (self._clock() - began_s - self._takes_s) / _MEAN_OVER
+
+    def left_behind(self) -> None:
+        """Nobody wants a prompt any more that has not been computed."""
+        self.left_after = self._steps()
 
     def left(self, claim: Claim, places: _Places) -> None:
         """A request has no turn any more that it had."""

@@ -206,10 +206,10 @@ async def test_one_that_can_pull_nothing_is_unhealthy_unless_it_can_compute_prom
 
 @pytest.mark.parametrize("way", ["in turn", "at once"])
 async def test_a_prompt_whose_client_leaves_may_take_as_long_until_its_pass_has_ended(way):
-    server, local = DecodeServer.__new__(DecodeServer), LocalPrefills(1)
-    server._local, server._left_behind, server._left_in = local, 0, -1
-    server._tap = EngineTap("decode", None)
-    server._tap.tpot_s, short_s = 0.1, 0.4
+    server = DecodeServer.__new__(DecodeServer)
+    server._tap = tap = EngineTap("decode", None)
+    server._local = local = LocalPrefills(1, steps=lambda: tap.steps)
+    tap.tpot_s, short_s = 0.1, 0.4
     assert server._pass_s() == short_s
 
     async def request():
@@ -225,12 +225,28 @@ async def test_a_prompt_whose_client_leaves_may_take_as_long_until_its_pass_has_
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert (local.computing, server._pass_s()) == (0, long_s)
-    server._tap.steps += 1
+    tap.steps += 1  # perhaps it had ended before
+    assert server._pass_s() == long_s
+    tap.steps += 1  # that in which the engine has heard of it
     assert server._pass_s() == short_s
+    tap.steps += 1
+    assert server._pass_s() == short_s
+
+
+async def test_an_engine_that_rests_when_somebody_looks_may_not_take_as_long_for_what_comes_next():
+    """Who leaves has the engine take its last steps between two looks."""
+    server = DecodeServer.__new__(DecodeServer)
+    server._tap = tap = EngineTap("decode", None)
+    server._local = local = LocalPrefills(1, steps=lambda: tap.steps)
+    tap.tpot_s = 0.1
+    async with local.counted():
+        pass
+    tap.steps += 2
+    assert server._pass_s() == 0.4
 
 
 async def test_a_prompt_that_has_been_computed_leaves_nothing_behind():
     local = LocalPrefills(1)
     async with local.counted() as computed:
         computed()
-    assert local.left_behind == 0
+    assert local.left_after < 0
