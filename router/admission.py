@@ -83,14 +83,14 @@ class Gate:
             self.no_replica(now_s)
         elif len(replicas) != self._replicas or now_s - self._looked_at_s >= _LOOK_S:
             self._replicas, self._looked_at_s = len(replicas), now_s
-            self.admission.has_capacity(_capacity(replicas, new, cached_tokens, work_s))
+            self.admission.has_capacity(_capacity(replicas, new, cached_tokens, work_s), now_s)
         return work_s
 
     def no_replica(self, now_s: float) -> None:
         """A request has come, and no prefill replica is there for it."""
         if self.admission is not None:
             self._replicas = 0
-            self.admission.has_capacity(0.0)
+            self.admission.has_capacity(0.0, now_s)
             self.admission.asked(now_s)
 
     def weight(self, tenant: str) -> float:

@@ -236,11 +236,12 @@ class AdmissionController:
             del self._heard[name]
         return ended
 
-    def has_capacity(self, replicas: float) -> None:
-        """The fleet can do so many seconds of prefill work in a second.
+    def has_capacity(self, replicas: float, now_s: float) -> None:
+        """From now on the fleet can do so many seconds of prefill work in a second.
 
         At 0, as without a replica, nobody is refused for a share or a backlog.
         """
+        self._credit.passed(self._capacity, now_s)
         self._capacity = replicas
 
     @property

@@ -36,13 +36,17 @@ class ShareCredit:
         account = self._accounts.get(tier)
         if account is None:
             return False
+        account.passed(capacity, now_s)
         if capacity <= 0:
-            account.at_s = now_s  # nobody has a share of nothing
             return False
         account.per_s = account.share * capacity
-        account.credit_s = min(OVER_S, account.credit_s + max(0.0, now_s - account.at_s))
-        account.at_s = now_s
         return account.credit_s >= 0 and work_s <= OVER_S * account.per_s
+
+    def passed(self, capacity: float, now_s: float) -> None:
+        """Until now the fleet could do so much in a second; it may be another amount from now on."""
+        for account in self._accounts.values():
+            if account.at_s < math.inf:
+                account.passed(capacity, now_s)
 
     def admitted(self, tier: Tier, work_s: float) -> None:
         """A request was admitted."""
@@ -66,3 +70,9 @@ class _Account:
     per_s: float = 0.0
     credit_s: float = 0.0
     at_s: float = math.inf
+
+    def passed(self, capacity: float, now_s: float) -> None:
+        """Count the time until now, in which the fleet could do so much: nobody has a share of nothing."""
+        if capacity > 0:
+            self.credit_s = min(OVER_S, self.credit_s + max(0.0, now_s - self.at_s))
+        self.at_s = now_s

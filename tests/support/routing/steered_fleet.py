@@ -54,7 +54,7 @@ class SteeredFleet:
         self.admission = AdmissionController(
             DEFAULT_TIERS, AdmissionRules(), TenantGates(), self._random.random
         )
-        self.admission.has_capacity(1.0)
+        self.admission.has_capacity(1.0, 0.0)
         self.monitor = MonitorCore(MonitorSettings(models=("m",)), 0.0)
         self._queues = {tier: deque() for tier in ([STANDARD] if in_order else DEFAULT_TIERS.names)}
         self._in_order, self._slow, self._streams = in_order, slow, streams

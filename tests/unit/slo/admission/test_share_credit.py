@@ -45,6 +45,30 @@ def test_time_without_prefill_pays_nothing_back_and_saves_nothing(credit):
     assert not credit.covers(BACKGROUND, 1.0, 10.0, 601.0)
 
 
+def test_time_without_prefill_pays_nothing_back_though_the_class_asks_only_after_it(credit):
+    credit.admitted(BACKGROUND, 3000.0)
+    credit.passed(10.0, 1.0)
+    credit.passed(0.0, 600.0)
+    assert not credit.covers(BACKGROUND, 1.0, 10.0, 601.0)
+    assert not credit.covers(BACKGROUND, 1.0, 10.0, 600.0 + OVER_S - 2)
+    assert credit.covers(BACKGROUND, 1.0, 10.0, 600.0 + OVER_S + 1)
+
+
+def test_time_with_prefill_is_saved_though_the_class_asks_only_after_it(credit):
+    credit.passed(10.0, 200.0)
+    assert not credit.covers(BACKGROUND, 1.0, 0.0, 201.0)
+    credit.admitted(BACKGROUND, 150.0)
+    assert credit.covers(BACKGROUND, 1.0, 10.0, 202.0)
+
+
+def test_a_class_has_no_credit_from_before_it_has_asked():
+    credit = ShareCredit({BACKGROUND: 0.1})
+    credit.passed(10.0, 200.0)
+    assert credit.covers(BACKGROUND, 1.0, 10.0, 201.0)
+    credit.admitted(BACKGROUND, 10.0)
+    assert not credit.covers(BACKGROUND, 1.0, 10.0, 202.0)
+
+
 def test_a_request_that_is_more_than_is_remembered_is_not_within_the_share(credit):
     assert not credit.covers(BACKGROUND, OVER_S + 1, 10.0, 1000.0)
     assert credit.covers(BACKGROUND, OVER_S, 10.0, 1000.0)

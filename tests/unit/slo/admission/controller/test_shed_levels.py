@@ -144,6 +144,20 @@ def test_what_a_tier_left_of_its_share_does_not_let_in_a_flood():
     assert 10 <= admitted <= 20, "the calm queue, and hardly more than its share since"
 
 
+def test_what_a_tier_had_above_its_share_is_not_paid_back_while_there_is_no_prefill():
+    """Others alone ask meanwhile, by whom the router finds that there is none."""
+    admission = controller()
+    admission.follow({BACKGROUND: 1.0}, 0.0)
+    assert admission.decide(request(0, work_s=40.0), 0.0) is None
+    admission.served(request(0).job_id)
+    admission.has_capacity(0.0, 1.0)
+    admission.has_capacity(1.0, 400.0)
+    refused = admission.decide(request(1, work_s=30.0), 400.0)
+    assert refused is not None
+    assert refused.reason is RejectionReason.SHED_BY_POLICY
+    assert admission.decide(request(2, work_s=30.0), 800.0) is None
+
+
 @pytest.mark.parametrize("leaves", [AdmissionController.not_for_prefill, None])
 def test_what_is_not_prefilled_after_all_takes_nothing_of_the_share(leaves):
     admission = controller()
