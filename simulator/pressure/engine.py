@@ -236,7 +236,7 @@ class PressedEngine:
             self._before[one] = max(before, one.computed)
         for one in streams:
             one.token_s.append(self.now_s)
-            if one.emitted == one.asked.answer:
+            if one.emitted >= one.asked.answer:
                 self._ends(one)
         return True
 

@@ -36,6 +36,12 @@ _RENAMED: Final = {
 }
 """Names of a chat's fields, which refusals name, and what they are here."""
 _IN_SYSTEM: Final = ("text",)
+_IN_MESSAGES: Final = {
+    "system": _IN_SYSTEM,
+    "user": ("text", "image", "tool_result"),
+    "assistant": ("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result"),
+}
+"""Blocks that vLLM's rules put into a chat, by whose message it is; and what is redacted, which nobody can read."""
 _IN_RESULTS: Final = ("text", "image", "tool_reference")
 """Blocks of a tool's result that vLLM's rules put into a chat."""
 _SOURCES: Final = {"base64": "data", "url": "url"}
@@ -101,16 +107,14 @@ def _check_blocks(given: Mapping[str, Any]) -> None:
     for where, block in _blocks("system", given.get("system")):
         _check_type(where, block, _IN_SYSTEM, "the system's text")
     for number, message in enumerate(given["messages"]):
-        is_system = message["role"] == "system"
+        role = message["role"]
         for where, block in _blocks(f"messages[{number}].content", message["content"]):
-            if is_system:
-                _check_type(where, block, _IN_SYSTEM, "the system's text")
-            elif block["type"] == "tool_reference":
-                raise FieldError(f"{where}.type", "is not served here", "give it in a tool's result")
+            _check_type(where, block, _IN_MESSAGES[role], f"the {role}'s messages")
             _check_picture(where, block)
             for within, part in _blocks(f"{where}.content", block.get("content")):
                 _check_type(within, part, _IN_RESULTS, "a tool's result")
                 _check_picture(within, part)
+                _check_reference(within, part)
 
 
 def _blocks(where: str, content: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -139,6 +143,11 @@ def _check_picture(where: str, block: Mapping[str, Any]) -> None:
             "has no picture",
             'give {"type": "base64", "media_type": "image/png", "data": …}',
         )
+
+
+def _check_reference(where: str, block: Mapping[str, Any]) -> None:
+    if block["type"] == "tool_reference" and not (block.get("tool_name") or block.get("name")):
+        raise FieldError(f"{where}.tool_name", "names no tool", "give the tool's name")
 
 
 def _given(raw: bytes, limits: LimitsConfig) -> dict[str, Any]:

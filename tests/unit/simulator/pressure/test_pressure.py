@@ -105,6 +105,15 @@ def test_a_first_token_from_prefill_came_as_the_request_did():
     assert one.is_met
 
 
+def test_an_answer_that_its_first_token_is_all_of_ends():
+    served = engine("first come", 100)
+    served.arrives(PressedRequest("a", STANDARD, 0.0, 16, 1, 20, has_first=True))
+    for _ in range(3):
+        served.step()
+    assert [one.asked.name for one in served.done] == ["a"]
+    assert served.free_blocks == 100
+
+
 def test_one_that_never_fits_is_refused():
     with pytest.raises(ValueError, match="a does not fit into 3 blocks"):
         engine("first come", 3).run([PressedRequest("a", STANDARD, 0.0, 200, 2, 10)])

@@ -200,6 +200,19 @@ def result_of(*parts):
         ),
         ([{"role": "user", "content": [{"type": "tool_reference"}]}], "messages[0].content[0].type"),
         (
+            result_of({"type": "tool_reference", "tool_name": ""}),
+            "messages[0].content[0].content[0].tool_name",
+        ),
+        ([{"role": "assistant", "content": [{"type": "tool_reference"}]}], "messages[0].content[0].type"),
+        (
+            [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}],
+            "messages[0].content[0].type",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "tool_use", "id": "c", "name": "weather", "input": {}}]}],
+            "messages[0].content[0].type",
+        ),
+        (
             [{"role": "system", "content": [{"type": "text", "text": "x"}, {"type": "image"}]}, *SAID],
             "messages[0].content[1].type",
         ),
@@ -210,6 +223,12 @@ def test_a_block_that_the_model_would_not_see_is_refused(messages, named):
     with pytest.raises(FieldError) as refused:
         read_to_count(json.dumps({"model": "m", "messages": messages}).encode(), LIMITS)
     assert refused.value.field == named
+
+
+def test_a_tool_that_a_result_refers_to_is_named_to_the_model():
+    named = [{"type": "tool_reference", "tool_name": "a"}, {"type": "tool_reference", "name": "b"}]
+    _, told = chat_of(messages=result_of(*named)).messages
+    assert [part["name"] for part in told["content"]] == ["a", "b"]
 
 
 def test_the_systems_text_has_no_pictures():
