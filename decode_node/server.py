@@ -75,8 +75,8 @@ which is vLLM's own limit for a pass."""
 _PACES = 4.0
 """An engine that decodes hangs after five times this many of its tokens' time."""
 _STEPS_LEFT = 2
-"""After so many more steps none has a prompt that nobody wants any more: the one that runs may have it, and one
-may have ended without being heard of yet."""
+"""After so many more steps none has a prompt that nobody wants any more: the one that runs may have it, and
+one may have ended without being heard of yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ _IN_MESSAGES: Final = {
     "user": ("text", "image", "tool_result"),
     "assistant": ("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result"),
 }
-"""Blocks that vLLM's rules put into a chat, by whose message it is; and what is redacted, which nobody can read."""
+"""Blocks that vLLM's rules put into a chat, by whose message it is, and what is redacted: nobody reads it."""
 _IN_RESULTS: Final = ("text", "image", "tool_reference")
 """Blocks of a tool's result that vLLM's rules put into a chat."""
 _SOURCES: Final = {"base64": "data", "url": "url"}
