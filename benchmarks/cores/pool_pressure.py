@@ -51,7 +51,7 @@ PROMPT_TOKEN_S: Final = 0.153 / 2048
 """Of an 8B on an A100."""
 PCIE_BYTES_PS: Final = 20e9
 LENGTHS: Final = (16, 64, 256, 1024, 4096, 16384)
-REAL: Final = "engines/decode_pressure_minute"
+REAL: Final = "engines/decode_pressure_tenth"
 ARMS: Final = {
     "stock": "vLLM",
     "watermark 0.05": "vLLM, watermark 0.05",
