@@ -2,24 +2,32 @@
 
 They run in the EngineCore process of a decode replica. The connector pulls the KV cache of the prompt, and
 the request is then one that has generated its carried tokens and computes the last of them next. It is the
-same whether or not a step is composed while the one before it still runs.
+same whether or not a step is composed while the one before it still runs. Owns, too, whose pull has failed
+where a model's KV cache is in several groups.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from kv_transfer.cache_groups import NULL_BLOCK, keep_for_last_token
 from sampling.carried import Carried
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vllm.v1.request import Request
 
 
 class CarryingScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for it
     """`scheduler_cls` of a decode replica."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        keep_for_last_token(self.kv_cache_manager)
 
     def add_request(self, request: Request) -> None:
         """Queue a request with what has been generated of it."""
@@ -29,6 +37,35 @@ class CarryingScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types 
                 # vLLM counts no more cached tokens than the prompt has; more can be cached, or pulled, here.
                 request.prefill_stats = None
         super().add_request(request)
+
+    def _update_requests_with_invalid_blocks(
+        self,
+        requests: Iterable[Request],
+        invalid_block_ids: set[int],
+        num_scheduled_tokens: dict[str, int],
+        evict_blocks: bool = True,  # noqa: FBT001, FBT002 - vLLM's signature
+    ) -> tuple[set[str], int, set[int]]:
+        """Which of these requests have blocks whose content is not theirs; their tokens, and blocks to evict.
+
+        VLLM's own knows one group of KV caches only. Of several, one such block in any is enough: nothing of
+        the request counts as computed, and all it holds leaves the prefix cache, where it may be in there.
+        """
+        if len(self.kv_cache_config.kv_cache_groups) == 1:
+            return super()._update_requests_with_invalid_blocks(  # type: ignore[no-any-return]
+                requests, invalid_block_ids, num_scheduled_tokens, evict_blocks
+            )
+        affected: set[str] = set()
+        tokens, evicted = 0, set[int]()
+        for request in requests:
+            held = set().union(*self.kv_cache_manager.get_block_ids(request.request_id)) - {NULL_BLOCK}
+            if held.isdisjoint(invalid_block_ids):
+                continue
+            affected.add(request.request_id)
+            tokens += request.num_computed_tokens
+            request.num_computed_tokens = 0
+            if evict_blocks:
+                evicted |= held
+        return affected, tokens, evicted
 
 
 class AsyncCarryingScheduler(CarryingScheduler, AsyncScheduler):  # type: ignore[misc] # the same

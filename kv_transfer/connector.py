@@ -2,9 +2,8 @@
 
 Owns what SlackServe needs beyond vLLM's own connector: a lease on finished prefill blocks can be ended
 early, there is none where the answer has ended, what is read after its end is not used, an engine ends with
-its replica, its side channel outlives what strangers send, models whose KV cache vLLM mixes up after a failed
-pull are refused, a decode engine can move blocks to host memory and back, and on CPU the transfer leaves the
-engine its cores. The transfer itself is vLLM's.
+its replica, its side channel outlives what strangers send, a decode engine can move blocks to host memory and
+back, and on CPU the transfer leaves the engine its cores. The transfer itself is vLLM's.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import NixlPull
 from vllm.platforms import current_platform
 from vllm.v1.request import RequestStatus
 
+from kv_transfer.cache_groups import refuse_several_groups
 from kv_transfer.empty_pulls import EmptyPulls
 from kv_transfer.failed_pulls import follow_failures
 from kv_transfer.leases import EndedBook, EndedLeases, Leases, Pull, Pulls
@@ -60,20 +60,6 @@ class KVRole(enum.StrEnum):
 
     PREFILL = "kv_producer"
     DECODE = "kv_consumer"
-
-
-class SeveralCacheGroupsError(RuntimeError):
-    """A model's KV cache is of several kinds; `kinds` are vLLM's names of them."""
-
-    def __init__(self, kinds: list[str]) -> None:
-        super().__init__(
-            f"this model's KV cache is in {len(kinds)} groups ({', '.join(kinds)}), which decode refuses: "
-            "after a failed transfer vLLM 0.29 could answer with another prompt's text (vLLM issue 52234); "
-            "for a model whose groups are only full and sliding-window attention, set "
-            "disable_hybrid_kv_cache_manager: true in prefill.engine_kwargs and decode.engine_kwargs, "
-            "otherwise serve another model"
-        )
-        self.kinds = kinds
 
 
 class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no types for it
@@ -339,20 +325,6 @@ def kv_transfer_config(
         "kv_load_failure_policy": "fail",
         "kv_connector_extra_config": {"kv_lease_duration": lease_s, **swap},
     }
-
-
-def refuse_several_groups(kv_cache: KVCacheConfig) -> None:
-    """Refuse to decode a model whose KV cache is in several groups.
-
-    After a failed pull vLLM gives such a request another one's blocks, and so another one's text
-    (vLLM issue 52234).
-
-    Raises:
-        SeveralCacheGroupsError: It is.
-    """
-    groups = kv_cache.transfer_groups
-    if len(groups) > 1:
-        raise SeveralCacheGroupsError([type(group.kv_cache_spec).__name__ for group in groups])
 
 
 def _out_of_order(leases: dict[str, float]) -> bool:

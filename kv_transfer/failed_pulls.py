@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable, Container
 from typing import Any, Final
 
-_NULL_BLOCK: Final = 0
-"""VLLM's, which stands in all requests' tables for blocks that a sliding window has passed."""
+from kv_transfer.cache_groups import NULL_BLOCK
 
 _NOTED_S: Final = 0.0005
 """How long is waited at a time for a thread that only has to take a lock."""
@@ -86,7 +85,7 @@ def follow_failures(worker: Any, failed: Callable[[str], None]) -> None:
             return
         failed(request_id)
         if blocks:
-            worker._invalid_block_ids.put(blocks - {_NULL_BLOCK})  # noqa: SLF001 - likewise
+            worker._invalid_block_ids.put(blocks - {NULL_BLOCK})  # noqa: SLF001 - likewise
         handle_failed(request_id, transfer)
 
     worker._handle_failed_transfer = handle  # noqa: SLF001 - likewise

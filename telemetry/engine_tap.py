@@ -78,7 +78,8 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         self._ranks = config.parallel_config.tensor_parallel_size
         self._reads = reads_of_a_pull(config, prefill_ranks)
         cache = config.cache_config
-        self.kv_tokens = int((cache.num_gpu_blocks or 0) * cache.block_size)
+        tokens = (cache.num_gpu_blocks or 0) * cache.block_size
+        self.kv_tokens = int(min(tokens, cache.kv_cache_size_tokens or tokens))  # fewer, of several groups
         self.caches_prefixes = bool(cache.enable_prefix_caching)
 
     @property

@@ -74,7 +74,9 @@ class PressureScheduler(CarryingScheduler):
         ):
             raise ValueError(
                 "a decode engine that acts under pressure decodes without speculation, one step at a time, a "
-                "model whose KV cache is in one group of blocks"
+                "model whose KV cache is in one group of blocks; of full and sliding-window attention "
+                "disable_hybrid_kv_cache_manager: true in decode.engine_kwargs makes one group, otherwise "
+                "leave pressure.enabled off"
             )
         setup = DecodeSetup.of(self.vllm_config)
         tiers, self._drop_after_s = setup.tiers(), setup.drop_after_s

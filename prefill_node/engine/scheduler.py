@@ -20,6 +20,7 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.request_queue import create_request_queue
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from kv_transfer.cache_groups import keep_for_last_token
 from prefill_node.board.events import Dropped, DropReason, Resumed, Started, Stopped
 from prefill_node.engine.board_writer import Bulletin
 from prefill_node.engine.commit_on_completion import CommitOnCompletion
@@ -68,6 +69,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         self._is_ahead = bool(self.scheduler_config.async_scheduling)
         """Whether a step may be issued while one runs; then none is ever stopped."""
         CommitOnCompletion.adopt(self.kv_cache_manager, delays=not self._is_ahead)
+        keep_for_last_token(self.kv_cache_manager)
         self._setup = EngineSetup.of(self.vllm_config)
         self._stepper = _stepper(self._setup, self.max_num_running_reqs)
         self._suspensions = self._stepper.suspensions

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from real_schedulers import BLOCK
 from vllm import SamplingParams
 from vllm.utils.hashing import sha256
@@ -95,9 +97,10 @@ def check_blocks(scheduler):
     manager = scheduler.kv_cache_manager
     pool = manager.block_pool
     counts: dict[int, int] = {}
-    for blocks in manager.coordinator.single_type_managers[0].req_to_blocks.values():
-        for block in blocks:
-            counts[block.block_id] = counts.get(block.block_id, 0) + 1
+    for of_group in manager.coordinator.single_type_managers:
+        for block in chain.from_iterable(of_group.req_to_blocks.values()):
+            if not block.is_null:
+                counts[block.block_id] = counts.get(block.block_id, 0) + 1
     assert pool.get_num_free_blocks() + len(counts) == pool.num_gpu_blocks - 1
     assert all(pool.blocks[number].ref_cnt == count for number, count in counts.items())
     for request in scheduler.running:

@@ -140,14 +140,17 @@ class Pages:
                 for blocks, more in zip(row.blocks, new or (), strict=new is not None):
                     blocks.extend(more)
 
-    def read(self, name):
-        """All that attention looks at was computed for this sequence, by passes that were not stopped."""
+    def read(self, name, written=0):
+        """All that attention looks at was computed for this sequence, by passes that were not stopped.
+
+        So many of the tokens that were computed are of the pass that reads.
+        """
         row = self.rows[name]
         for group, reach in zip(range(len(row.blocks)), self._reach, strict=False):
-            start = int(max(0, row.computed + 1 - reach))
+            start = int(max(0, row.computed - written + 1 - reach))
             for at in range(start - start % BLOCK, row.computed, BLOCK):
                 first, last = max(start, at), min(at + BLOCK, row.computed)
-                found = self._written[group, row.blocks[group][at // BLOCK]][first - at : last - at]
+                found = self._written[row.blocks[group][at // BLOCK]][first - at : last - at]
                 assert found == row.prefixes[first:last], (name, group, at)
 
     def write(self, name, tokens, *, complete):
@@ -155,18 +158,18 @@ class Pages:
         row = self.rows[name]
         for group in range(len(row.blocks)):
             for at in range(row.computed, row.computed + tokens):
-                block = self._written[group, row.blocks[group][at // BLOCK]]
+                block = self._written[row.blocks[group][at // BLOCK]]
                 block[at % BLOCK] = row.prefixes[at] if complete else None
         if complete:
             row.computed += tokens
 
     def block(self, number):
-        """What is in a block of the first layer."""
-        return [*self._written[0, number]]
+        """What is in a block, of whichever layer."""
+        return [*self._written[number]]
 
     def overwrite(self, number, found):
-        """Something else than a pass writes to a block of the first layer."""
-        self._written[0, number][: len(found)] = found
+        """Something else than a pass writes to a block."""
+        self._written[number][: len(found)] = found
 
     def clear(self):
         """All KV is of no use any more."""

@@ -200,9 +200,18 @@ def test_a_transfer_counts_once_however_many_ranks_tell_of_it(ranks):
     assert (counted["expired"], counted["failed"], counted["done"]) == (1, 3, 2)
 
 
-def engine_of(ranks, heads=8):
+@pytest.mark.parametrize(("size", "tokens"), [(70, 70), (None, 160), (500, 160)])
+def test_where_tokens_take_blocks_in_several_groups_there_is_room_for_fewer(size, tokens):
+    tap = EngineTap("decode", Nothing())
+    tap.attach(engine_of(1, size=size))
+    assert tap.kv_tokens == tokens
+
+
+def engine_of(ranks, heads=8, size=160):
     config = SimpleNamespace(
-        cache_config=SimpleNamespace(num_gpu_blocks=10, block_size=16, enable_prefix_caching=True),
+        cache_config=SimpleNamespace(
+            num_gpu_blocks=10, block_size=16, kv_cache_size_tokens=size, enable_prefix_caching=True
+        ),
         parallel_config=SimpleNamespace(tensor_parallel_size=ranks),
         model_config=SimpleNamespace(use_mla=heads is None, get_total_num_kv_heads=lambda: heads),
     )

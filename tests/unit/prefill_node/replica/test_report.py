@@ -47,7 +47,9 @@ def builder_of(ledger, tap, instruments, engine=ENGINE):
 
 @pytest.mark.parametrize("caches", [True, False])
 def test_the_router_is_told_whether_there_is_a_prefix_cache_and_of_which_model(caches):
-    cache = SimpleNamespace(num_gpu_blocks=10, block_size=16, enable_prefix_caching=caches)
+    cache = SimpleNamespace(
+        num_gpu_blocks=10, block_size=16, kv_cache_size_tokens=160, enable_prefix_caching=caches
+    )
     parallel = SimpleNamespace(tensor_parallel_size=1)
     model = SimpleNamespace(use_mla=True)
     config = SimpleNamespace(cache_config=cache, parallel_config=parallel, model_config=model)
