@@ -1,4 +1,4 @@
-"""Real engines on our connector: which models decode refuses, and what a side channel survives."""
+"""Real engines on our connector: what decode refuses under pressure, and what a side channel survives."""
 
 import os
 import socket
@@ -13,7 +13,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import GET_META_
 from vllm.inputs import TokensPrompt
 
 from benchmarks.harness.offline_engine import async_engine
-from kv_transfer.connector import KVRole, SeveralCacheGroupsError, kv_transfer_config
+from decode_node.carrying import PRESSURE_SCHEDULER
+from kv_transfer.connector import KVRole, kv_transfer_config
 from prefill_node.engine.scheduler import RELEASE_PREFIX
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -86,11 +87,12 @@ def test_a_prefill_whose_token_ends_the_answer_keeps_no_blocks(models, monkeypat
         running.check_at_rest()
 
 
-def test_a_model_of_several_cache_groups_is_refused_on_decode_with_a_remedy(models, monkeypatch):
+def test_a_model_of_several_cache_groups_is_refused_under_pressure_with_a_remedy(models, monkeypatch):
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(free_port()))
     model = str(models("gemma3_text"))
     options = {"dtype": "float32", "enforce_eager": True, "distributed_executor_backend": "mp"}
-    with pytest.raises(SeveralCacheGroupsError, match=r"52234.*disable_hybrid_kv_cache_manager: true"):
+    options |= {"scheduler_cls": PRESSURE_SCHEDULER, "async_scheduling": False}
+    with pytest.raises(ValueError, match="disable_hybrid_kv_cache_manager: true"):
         LLM(model, **options, **tier(KVRole.DECODE))
