@@ -37,9 +37,16 @@ AGAIN = SamplingParams(
 CLOSE = 1e-3
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["one step at a time", "a step ahead"])
+ENGINES = {
+    "one step at a time": {},
+    "a step ahead": {"ahead": True},
+    "two ranks of prefill": {"prefill_ranks": 2},
+}
+
+
+@pytest.fixture(scope="module", params=ENGINES)
 def engines(models, loop, request):
-    with two_tiers_in(loop, models("gemma3_text"), ahead=request.param, **OPTIONS) as both_tiers:
+    with two_tiers_in(loop, models("gemma3_text"), **ENGINES[request.param], **OPTIONS) as both_tiers:
         yield both_tiers
 
 
@@ -133,7 +140,7 @@ def test_a_failed_pull_is_no_answer(engines, loop, params, times):
         assert failures(tiers) - before == times
 
 
-@pytest.mark.parametrize("engines", [False], indirect=True, ids=["one step at a time"])
+@pytest.mark.parametrize("engines", ["one step at a time"], indirect=True)
 @pytest.mark.parametrize("group", [0, 1])
 def test_a_failed_block_of_either_group_is_no_answer(engines, loop, group):
     """One block is as good as all: the others are not used either."""

@@ -6,14 +6,17 @@ import shutil
 
 import pytest
 from engines import random_prompt
+from two_tiers import answer as all_of
 from two_tiers import two_tiers
 from vllm import SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
 
 from slo.replacement import FailureCause
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 LEASE_S = 6  # vLLM's least
+WINDOW, BLOCK = 256, 128
 OPTIONS = {"max_model_len": 1024, "max_num_batched_tokens": 1024}
 
 
@@ -33,7 +36,7 @@ def only_windows(models, tmp_path_factory):
     directory = tmp_path_factory.mktemp("windows") / "mistral"
     shutil.copytree(models("mistral"), directory)
     config = directory / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"sliding_window": 256}))
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"sliding_window": WINDOW}))
     return directory
 
 
@@ -48,6 +51,21 @@ async def test_a_failed_pull_of_a_model_with_windows_is_no_answer(only_windows):
             before = pull_failures(tiers)
             assert await answer(tiers.generate(prompt, params)) == expected
             assert pull_failures(tiers) - before == failures
+
+
+async def test_decode_samples_first_tokens_of_a_model_with_windows(only_windows):
+    """It computes the last token again then, which attends to one before the next one's window."""
+    grammar = StructuredOutputsParams(regex="[a-z]{60}")
+    params = SamplingParams(max_tokens=16, temperature=0.0, logprobs=2, structured_outputs=grammar)
+    with two_tiers(only_windows, LEASE_S, **OPTIONS) as (tiers, alone):
+        for length in (WINDOW + BLOCK - 2, WINDOW + BLOCK - 1, WINDOW + BLOCK):
+            prompt = random_prompt(length, seed=length)
+            tokens = {"type": "token", "prompt_token_ids": prompt}
+            expected = await all_of(alone.generate(tokens, params, f"alone-{length}"), params)
+            found = await all_of(tiers.generate(prompt, params), params)
+            assert found[0] == expected[0]
+            for ours, theirs in zip(found[4], expected[4], strict=True):
+                assert all(abs(ours[token].logprob - one.logprob) < 1e-3 for token, one in theirs.items())
 
 
 async def test_a_request_may_wait_for_decode_longer_than_its_lease(models):

@@ -120,18 +120,20 @@ class Tiers:
 
 
 @contextmanager
-def two_tiers(model, lease_s=60, pressed=None, *, ahead=False, **options):
+def two_tiers(model, lease_s=60, pressed=None, *, ahead=False, prefill_ranks=1, **options):
     """Both, and a stock engine that does all by itself; that one computes a prompt at once.
 
     On CPU a stock engine ends with a chunk of a prompt that has a seed. With `pressed`, arguments of its
     engine, decode acts when memory runs short, and prefill computes the KV of streams that have lost it. If
-    `ahead`, decode composes a step while the one before it runs, as on a GPU.
+    `ahead`, decode composes a step while the one before it runs, as on a GPU. Prefill has so many ranks.
     """
     scheduler = ASYNC_SCHEDULER if ahead else SCHEDULER
     own = {"scheduler_cls": scheduler if pressed is None else PRESSURE_SCHEDULER, **(pressed or {})}
     with (
         steps_ahead_on_cpu(),
-        _engine(model, KVRole.PREFILL, lease_s, setup=EngineSetup(mode="resume"), **options) as prefill,
+        _engine(
+            model, KVRole.PREFILL, lease_s, setup=EngineSetup(mode="resume"), ranks=prefill_ranks, **options
+        ) as prefill,
         _engine(model, KVRole.DECODE, lease_s, **{"worker_cls": WORKERS["cpu"], **options, **own}) as decode,
         async_engine(model, **options | {"max_num_batched_tokens": options["max_model_len"]}) as (alone, _),
     ):
