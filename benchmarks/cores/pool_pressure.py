@@ -19,8 +19,6 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-import numpy as np
-
 from benchmarks.engines.decode import pressure
 from benchmarks.harness.bursts import Phase, bursty
 from benchmarks.report import print_rows, result, write
@@ -51,7 +49,7 @@ PROMPT_TOKEN_S: Final = 0.153 / 2048
 """Of an 8B on an A100."""
 PCIE_BYTES_PS: Final = 20e9
 LENGTHS: Final = (16, 64, 256, 1024, 4096, 16384)
-REAL: Final = "engines/decode_pressure_tenth"
+REAL: Final = "engines/decode_pressure"
 ARMS: Final = {
     "stock": "vLLM",
     "watermark 0.05": "vLLM, watermark 0.05",
@@ -200,7 +198,7 @@ def as_measured() -> dict[str, Any]:
     real = result(REAL)
     given, rounds = real["settings"], real["rounds"]
     by_round = {row["round"]: real_asked(given, row["round"]) for row in rounds}
-    model, prompt_token_s = _fitted(rounds, by_round)
+    model, prompt_token_s = _step_times(rounds)
     rows, same = [], []
     for pool in dict.fromkeys(row["pool"] for row in rounds):
         found = _beside([row for row in rounds if row["pool"] == pool], by_round, model, prompt_token_s)
@@ -253,8 +251,7 @@ def _beside(
 
 def measured_setup(real: Mapping[str, Any], row: Mapping[str, Any]) -> PressedSetup:
     """An engine with the step times that were measured, and the memory of one of its rounds."""
-    by_round = {one["round"]: real_asked(real["settings"], one["round"]) for one in real["rounds"]}
-    model, prompt_token_s = _fitted(real["rounds"], by_round)
+    model, prompt_token_s = _step_times(real["rounds"])
     return _setup(model, prompt_token_s, row["blocks"], 256, has_host=False)
 
 
@@ -298,19 +295,10 @@ def real_asked(given: Mapping[str, Any], number: int) -> list[PressedRequest]:
     ]
 
 
-def _fitted(
-    rounds: Sequence[Mapping[str, Any]], by_round: Mapping[int, Sequence[PressedRequest]]
-) -> tuple[DecodeModel, float]:
-    """Times of a step, of a stream and of a prompt's token: least squares of how long the rounds took."""
-    rows, took_s = [], []
-    for row in rounds:
-        asked = by_round[row["round"]]
-        answers = sum(one.answer for one in asked)
-        computed = (answers + sum(one.prompt for one in asked)) / (1 - row["again"])
-        rows.append([row["steps"], answers, computed - answers])
-        took_s.append(row["took s"])
-    found = np.maximum(0.0, np.linalg.lstsq(np.array(rows, float), np.array(took_s), rcond=None)[0])
-    fixed_s, stream_s, prompt_token_s = (float(value) for value in found)
+def _step_times(rounds: Sequence[Mapping[str, Any]]) -> tuple[DecodeModel, float]:
+    """Times of a step, of a stream and of a prompt's token that were measured, means of all rounds."""
+    of_rounds = ([row[key] for row in rounds] for key in pressure.STEP_TIMES)
+    fixed_s, stream_s, prompt_token_s = (max(0.0, statistics.fmean(each)) for each in of_rounds)
     return DecodeModel(0.0, stream_s, 0.0, fixed_s, 1 << 60), prompt_token_s
 
 

@@ -30,7 +30,7 @@ PARTS: Final = (0.0, KEPT_FOR, 0.25, 0.5, 1.0, 1.5)
 SEEDS: Final = range(31, 37)
 ROUNDS: Final = range(2, 8)
 POOL: Final = 0.5
-MEASURED: Final = "engines/decode_pressure_tenth"
+MEASURED: Final = "engines/decode_pressure"
 _Worlds = Mapping[str, Sequence[tuple[Sequence[PressedRequest], PressedSetup]]]
 
 

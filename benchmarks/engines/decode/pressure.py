@@ -20,11 +20,13 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any, Final
+
+import numpy as np
 
 from benchmarks.harness.bursts import Phase, bursty
 from benchmarks.harness.offline_engine import in_own_process, stepped_engine
@@ -41,6 +43,8 @@ TUNED_SEQS: Final = (8, 12, 18, 27)
 PREMIUM, STANDARD, BACKGROUND = "premium", "standard", "background"
 RANKS: Final = {PREMIUM: 0, STANDARD: 1, BACKGROUND: 2}
 """vLLM's priorities: the lowest number first."""
+STEP_TIMES: Final = ("step fixed s", "step stream s", "step prompt token s")
+"""Seconds of a step for itself, for each stream in it, and for each token of prompts in it."""
 BURST: Final = Phase(2.5, 3.0)
 LULL: Final = Phase(0.4, 5.0)
 
@@ -121,6 +125,8 @@ class Observer:
         self._most: dict[str, int] = {}
         self.computed = self.again = self.steps = 0
         self.fullest = 0.0
+        self._composed = 0, 0
+        self.timed: list[tuple[int, int, float]] = []
         schedule, check_stop = scheduler.schedule, module.check_stop
         preempt = scheduler._preempt_request  # noqa: SLF001 - who is preempted is said nowhere else
         usage = scheduler.kv_cache_manager
@@ -134,6 +140,9 @@ class Observer:
                 self.again += max(0, min(before, end) - (end - new))
                 self._most[name] = max(before, end)
             self.steps += bool(output.num_scheduled_tokens)
+            new_tokens = [*output.num_scheduled_tokens.values()]
+            ones = new_tokens.count(1)
+            self._composed = ones, sum(new_tokens) - ones
             self.fullest = max(self.fullest, usage.usage)
             return output
 
@@ -149,6 +158,10 @@ class Observer:
 
         scheduler.schedule, scheduler._preempt_request = counted, preempted  # noqa: SLF001
         module.check_stop = ends
+
+    def took(self, seconds: float) -> None:
+        """The step composed last took so long, from before it was composed to the tokens' texts."""
+        self.timed.append((*self._composed, seconds))
 
     def _of(self, request: Any) -> Asked:
         # vLLM adds a suffix of its own to each name.
@@ -204,8 +217,9 @@ def run(model: str, arm: Arm, asked: list[Asked], kinds: Mapping[str, Kind] = KI
                     ),
                     priority=RANKS[one.tier] if arm.options.get("scheduling_policy") == "priority" else 0,
                 )
-            for output in engine.step():
-                ended_s = time.perf_counter() - started_s
+            outputs, ended_s = engine.step(), time.perf_counter() - started_s
+            observer.took(ended_s - now_s)
+            for output in outputs:
                 by_name[output.request_id].token_s += [ended_s] * len(output.outputs[0].token_ids)
         took_s = time.perf_counter() - started_s
     assert all(len(one.token_s) == one.answer for one in asked), "an answer has another length"
@@ -215,8 +229,21 @@ def run(model: str, arm: Arm, asked: list[Asked], kinds: Mapping[str, Kind] = KI
         "computed": observer.computed,
         "again": observer.again,
         "fullest": observer.fullest,
+        "step_times": step_times(observer.timed),
         "asked": [asdict(one) | {"prompt": len(one.prompt)} for one in asked],
     }
+
+
+def step_times(timed: Sequence[tuple[int, int, float]]) -> dict[str, float]:
+    """`STEP_TIMES` by least squares over steps, each with its streams, its tokens of prompts and its seconds.
+
+    One in a hundred, those that took longest, is left out: another process had the core.
+    """
+    steps = np.array([one for one in timed if one[0] + one[1]])
+    steps = steps[steps[:, 2] <= np.quantile(steps[:, 2], 0.99)]
+    composed = np.column_stack([np.ones(len(steps)), steps[:, :2]])
+    found, *_ = np.linalg.lstsq(composed, steps[:, 2], rcond=None)
+    return dict(zip(STEP_TIMES, found.tolist(), strict=True))
 
 
 def warm_up(llm: Any) -> None:
@@ -261,6 +288,7 @@ def summary(found: Mapping[str, Any]) -> dict[str, Any]:
         "steps": found["steps"],
         "tokens/s": sum(one["answer"] for one in asked) / found["took_s"],
         "fullest": found["fullest"],
+        **found["step_times"],
     }
 
 

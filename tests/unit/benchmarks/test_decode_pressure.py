@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.engines.decode.pressure import KINDS, MAX_TOKENS, PREMIUM, arrivals, summary
+from benchmarks.engines.decode.pressure import KINDS, MAX_TOKENS, PREMIUM, arrivals, step_times, summary
 
 
 def test_arrivals_are_the_same_for_a_seed_in_order_and_of_all_tiers():
@@ -31,10 +31,19 @@ def test_a_run_in_figures():
         one("standard", 1.0, 1.1, 1.12),
         one("background", 1.0, 60.0, 90.0, preemptions=1),
     ]
-    row = summary({"asked": asked, "computed": 200, "again": 10, "took_s": 5.0, "steps": 50, "fullest": 0.9})
+    counted = {"computed": 200, "again": 10, "took_s": 5.0, "steps": 50, "fullest": 0.9}
+    row = summary({"asked": asked, "step_times": {"step fixed s": 0.003}, **counted})
     assert row["premium met"] == pytest.approx(1 / 3)
     assert row["premium preempted"] == pytest.approx(1 / 3)
     assert (row["standard met"], row["background met"], row["background preempted"]) == (1.0, 1.0, 1.0)
     assert row["again"] == 0.05
     assert row["tokens/s"] == 2.0
     assert row["gap max s"] == 30.0
+    assert row["step fixed s"] == 0.003
+
+
+def test_what_a_step_takes_is_found_whatever_another_process_took():
+    composed = [(streams, prompt) for streams in range(20) for prompt in (0, 0, 0, 64, 128)]
+    timed = [(*each, 3e-3 + 2e-4 * each[0] + 3e-5 * each[1]) for each in composed if any(each)]
+    found = step_times([*timed, (0, 0, 1.0), (3, 0, 0.5)])
+    assert [*found.values()] == pytest.approx([3e-3, 2e-4, 3e-5], rel=0.01)
