@@ -175,7 +175,7 @@ def decode_migration() -> str:
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "decode-migration": decode_migration,
     "decode-pace": decode_pace,
-    "decode-pressure-tenth": lambda: decode_pressure("engines/decode_pressure_tenth", 0.5),
+    "decode-pressure": lambda: decode_pressure("engines/decode_pressure", 0.5),
     "decode-pressure-minute": lambda: decode_pressure("engines/decode_pressure_minute", 0.5),
     "kept-memory": kept_memory,
     "pool-pressure": lambda: pool_pressure(0.5),
