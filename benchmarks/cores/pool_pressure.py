@@ -194,14 +194,14 @@ def ways_back() -> list[dict[str, Any]]:
 
 
 def as_measured() -> dict[str, Any]:
-    """The ways on an engine with the measured one's step times and arrivals, beside what it measured."""
+    """The ways on an engine with each run's own step times and arrivals, beside what was measured in it."""
     real = result(REAL)
     given, rounds = real["settings"], real["rounds"]
     by_round = {row["round"]: real_asked(given, row["round"]) for row in rounds}
     model, prompt_token_s = _step_times(rounds)
     rows, same = [], []
     for pool in dict.fromkeys(row["pool"] for row in rounds):
-        found = _beside([row for row in rounds if row["pool"] == pool], by_round, model, prompt_token_s)
+        found = _beside([row for row in rounds if row["pool"] == pool], by_round)
         same += [
             _order(one, other, "again") == _order(one, other, "again, simulated")
             for one, other in itertools.combinations(found, 2)
@@ -222,8 +222,6 @@ def as_measured() -> dict[str, Any]:
 def _beside(
     rounds: Sequence[Mapping[str, Any]],
     by_round: Mapping[int, Sequence[PressedRequest]],
-    model: DecodeModel,
-    prompt_token_s: float,
 ) -> list[dict[str, Any]]:
     """What was measured of each arm on one pool, and what is simulated of its way."""
     rows = []
@@ -235,8 +233,10 @@ def _beside(
         if capped := CAPPED.fullmatch(arm):
             way, seqs = ARMS["priority" if capped["priority"] else "stock"], int(capped["seqs"])
         assert way is not None, arm
-        setup = _setup(model, prompt_token_s, blocks, seqs, has_host="host" in way)
-        simulated = [serve(way, setup, by_round[row["round"]])[1] for row in measured]
+        simulated = []
+        for run in measured:
+            setup = _setup(*_step_times([run]), blocks, seqs, has_host="host" in way)
+            simulated.append(serve(way, setup, by_round[run["round"]])[1])
         row: dict[str, Any] = {"arm": arm}
         for key in ("premium met", "standard met", "background preempted", "again", "tokens/s"):
             row[key] = statistics.fmean(one[key] for one in measured)
