@@ -157,9 +157,8 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
                     if engine_id is not None and not self._end_lease(engine_id):
                         request_ids.append(engine_id)
         ending = self.requests.keys() if request_ids is None else request_ids
-        for request_id in dict.fromkeys(
-            ending
-        ):  # which the client, the replica and decode may all have named
+        # The client, the replica and decode may all have named the same one.
+        for request_id in dict.fromkeys(ending):
             if (request := self._unfinished(request_id)) is not None:
                 computed = request.num_computed_tokens - request.num_in_flight_tokens
                 self._drop_work(request, DropReason.ABANDONED, computed)

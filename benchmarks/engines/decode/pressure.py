@@ -140,9 +140,8 @@ class Observer:
                 self.again += max(0, min(before, end) - (end - new))
                 self._most[name] = max(before, end)
             self.steps += bool(output.num_scheduled_tokens)
-            new_tokens = [*output.num_scheduled_tokens.values()]
-            ones = new_tokens.count(1)
-            self._composed = ones, sum(new_tokens) - ones
+            ones = [*output.num_scheduled_tokens.values()].count(1)
+            self._composed = ones, output.total_num_scheduled_tokens - ones
             self.fullest = max(self.fullest, usage.usage)
             return output
 
