@@ -12,8 +12,8 @@ from google.protobuf.message import Message
 from google.protobuf.struct_pb2 import Value
 
 from deployments.http import errors as http_errors
-from deployments.http.body_json import JsonShape
-from deployments.http.request_body import refuse_large_shape
+from deployments.http.body.json_text import JsonShape
+from deployments.http.body.reading import refuse_large_shape
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor

@@ -26,11 +26,12 @@ from starlette.responses import JSONResponse, Response
 
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
-from deployments.http import request_body, request_fields
 from deployments.http.accounting import METRICS, Identity, RequestRecord
 from deployments.http.answering.answer import generate, respond
 from deployments.http.answering.conversion import Conversions, said_whole
 from deployments.http.answering.wording import Wording
+from deployments.http.body import asks, reading
+from deployments.http.body.prompt_size import refuse_too_long
 from deployments.http.gatekeeper import usable_id
 from deployments.http.messages import request as messages
 from deployments.http.messages.answer import MessageWording, said_count
@@ -158,16 +159,16 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
 
     async def tokenize(self, request: Request) -> Response:
         """The tokens of a text, or of the prompt of a chat."""
-        values = request_body.values_of(await _taken(request), self._limits)
+        values = reading.values_of(await _taken(request), self._limits)
         if "messages" in values:
-            body: Any = request_body.read_chat_to_convert(values, self._limits)
+            body: Any = reading.read_chat_to_convert(values, self._limits)
             return await self._convert(request, body, "tokenize", "messages")
-        body = request_body.as_model(values, TokenizeCompletionRequest, self._limits)
+        body = reading.as_model(values, TokenizeCompletionRequest, self._limits)
         return await self._convert(request, body, "tokenize", "prompt")
 
     async def detokenize(self, request: Request) -> Response:
         """The text of tokens."""
-        body = request_body.parse(await _taken(request), DetokenizeRequest, self._limits)
+        body = reading.parse(await _taken(request), DetokenizeRequest, self._limits)
         return await self._convert(request, body, "detokenize", "tokens")
 
     async def _convert(
@@ -188,7 +189,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
 
     async def _serve(self, request: Request, model: type, method: str) -> Response:
         arrived_s = time.monotonic()
-        body = request_body.read(await _taken(request), model, self._limits, request.state.tenant)
+        body = reading.read(await _taken(request), model, self._limits, request.state.tenant)
         return await self._serve_body(request, body, method, arrived_s)
 
     async def _serve_body(
@@ -203,15 +204,13 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         state = request.state
         served = self._models.named_by(body)
         state.model = body.model
-        objective = resolve(
-            state.headers, request_fields.service_tier(body), self._tiers, state.tenant.highest_tier
-        )
+        objective = resolve(state.headers, asks.service_tier(body), self._tiers, state.tenant.highest_tier)
         state.tier = objective.tier
-        request_fields.refuse_too_long(body, served.config.max_model_len)
+        refuse_too_long(body, served.config.max_model_len)
         if "request_id" in body.model_fields_set:  # as in vLLM, whose clients send no header
             state.request_id = usable_id(body.request_id, "request_id")
         body.request_id = state.request_id
-        most_tokens = request_fields.output_tokens(body, self._limits, served.config.max_model_len)
+        most_tokens = asks.output_tokens(body, self._limits, served.config.max_model_len)
         job_id = JobId(f"{state.request_id}-{state.server_id}")
         asked = Asked.of(body, state, objective, job_id, arrived_s, most_tokens)
         record = self._record(served, asked, state, method)
@@ -238,7 +237,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
                 state.tenant.name,
                 body.model,
                 bool(body.stream),
-                request_fields.answers_per_prompt(body) * request_fields.prompts(body),
+                asks.answers_per_prompt(body) * asks.prompts(body),
             ),
             asked.placement.objective,
             asked.arrived_s,

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from vllm.entrypoints.generate.base.protocol import StreamOptions
 
-from deployments.http.request_fields import answers_per_prompt, prompts
+from deployments.http.body.asks import answers_per_prompt, prompts
 from slo.admission.tenant_limits import NO_USAGE, Usage
 
 _COUNTS: Final = re.compile(

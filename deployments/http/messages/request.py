@@ -1,7 +1,7 @@
 """A request of the messages API as the chat completion that answers it.
 
 Owns which name a field has there. A chat is made of the messages by vLLM's own rules, and what a body may
-hold is decided where every chat's is (`deployments.http.request_body`), after the translation.
+hold is decided where every chat's is (`deployments.http.body.reading`), after the translation.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
-from deployments.http import request_body, request_fields
-from deployments.http.allowed_fields import TOKENIZE_CHAT
 from deployments.http.answering.wording import renamed
+from deployments.http.body import asks, reading
+from deployments.http.body.allowed import TOKENIZE_CHAT
 from deployments.http.errors import HTTPError
 from slo.admission.tenants import Tenant
 from slo.errors import FieldError
@@ -56,17 +56,17 @@ def read(
     """The body of a tenant's request, and the chat completion that it is answered with.
 
     Raises:
-        HTTPError: as `request_body.read`.
-        FieldError: as `request_body.read`, and for blocks that the model would not see.
+        HTTPError: as `reading.read`.
+        FieldError: as `reading.read`, and for blocks that the model would not see.
     """
     given = _given(raw, limits)
-    asked = request_body.as_model(given, AnthropicMessagesRequest, limits)
+    asked = reading.as_model(given, AnthropicMessagesRequest, limits)
     _check_blocks(given)
     values = _as_chat(asked)
     if (tier := given.get("service_tier")) is not None:
         values["service_tier"] = _STANDARD.get(tier, tier) if isinstance(tier, str) else tier
     try:
-        return asked, request_body.read_values(values, ChatCompletionRequest, limits, tenant)
+        return asked, reading.read_values(values, ChatCompletionRequest, limits, tenant)
     except (FieldError, HTTPError) as error:
         raise renamed(error, field_here) from None
 
@@ -75,15 +75,15 @@ def read_to_count(raw: bytes, limits: LimitsConfig) -> TokenizeChatRequest:
     """The chat whose tokens a request asks to be counted.
 
     Raises:
-        HTTPError: as `request_body.parse`.
-        FieldError: as `request_body.parse`, and for what is not text, or would not be seen.
+        HTTPError: as `reading.parse`.
+        FieldError: as `reading.parse`, and for what is not text, or would not be seen.
     """
     given = _given(raw, limits)
-    asked = request_body.as_model(given, AnthropicCountTokensRequest, limits)
+    asked = reading.as_model(given, AnthropicCountTokensRequest, limits)
     _check_blocks(given)
     values = {name: value for name, value in _as_chat(asked).items() if name in TOKENIZE_CHAT}
     try:
-        return request_body.read_chat_to_convert(values, limits)
+        return reading.read_chat_to_convert(values, limits)
     except (FieldError, HTTPError) as error:
         raise renamed(error, field_here) from None
 
@@ -151,7 +151,7 @@ def _check_reference(where: str, block: Mapping[str, Any]) -> None:
 
 
 def _given(raw: bytes, limits: LimitsConfig) -> dict[str, Any]:
-    values = request_body.values_of(raw, limits)
+    values = reading.values_of(raw, limits)
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -166,7 +166,7 @@ def _as_chat(asked: AnthropicMessagesRequest | AnthropicCountTokensRequest) -> d
     """
     try:
         chat = AnthropicServingMessages.to_chat_completion_request(asked, merge_inline_system=True)
-        request_fields.materialise(chat)
+        asks.materialise(chat)
     except Exception as error:  # noqa: BLE001 - whatever a body causes is the body's fault
         logs.event("body_not_understood", level=logging.WARNING, error=repr(error)[:500])
         raise http_errors.bad_body(

@@ -9,7 +9,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from deployments.http import request_fields
+from deployments.http.body import asks
+from deployments.http.body.prompt_size import prompt_size
 from deployments.http.placing.prefix_hashes import prefix_hashes
 from router.messages import Placed, PlacementReason, PlacementRequested
 from slo.objectives import E2E_HEADER, TTFT_HEADERS, Objective
@@ -53,7 +54,7 @@ class Asked:
             arrived_s: When it came, on this process's monotonic clock.
             output_tokens: The most that all its answers may have together.
         """
-        size = request_fields.prompt_size(body)
+        size = prompt_size(body)
         prefix = prefix_hashes(body)
         placement = PlacementRequested(
             job_id=job_id,
@@ -67,11 +68,11 @@ class Asked:
             hash_block=prefix.block,
             limit=state.tenant.limit,
             key_limit=state.tenant.key_limit,
-            answers_per_prompt=request_fields.answers_per_prompt(body),
-            decode_samples_first=request_fields.decode_samples_first(body),
+            answers_per_prompt=asks.answers_per_prompt(body),
+            decode_samples_first=asks.decode_samples_first(body),
             output_tokens=output_tokens,
-            prompts=request_fields.prompts(body),
-            only_decode=request_fields.only_decode(body),
+            prompts=asks.prompts(body),
+            only_decode=asks.only_decode(body),
             explicit_e2e=any(name == E2E_HEADER for name, _ in state.headers),
         )
         return cls(body, placement, arrived_s)

@@ -33,7 +33,7 @@ NO_PREFIX: Final = PrefixHashes()
 
 
 def prefix_hashes(body: Any) -> PrefixHashes:
-    """Hash the prompt of a chat or text completion; of a chat, after `request_fields.materialise`.
+    """Hash the prompt of a chat or text completion; of a chat, after `asks.materialise`.
 
     Of several prompts in one request none is hashed; a list of one is that prompt. Prompts with different
     `cache_salt`, or for different models, have nothing in common.

@@ -32,7 +32,7 @@ from vllm.entrypoints.openai.responses.protocol import (
 from vllm.entrypoints.openai.responses.streaming_events import SimpleStreamingEventProcessor, split_delta
 from vllm.entrypoints.openai.responses.utils import build_response_output_items
 
-from deployments.http.request_fields import UNKNOWN_LENGTH
+from deployments.http.body.asks import UNKNOWN_LENGTH
 from deployments.http.responses.request import field_here
 
 _DATA: Final = "data: "

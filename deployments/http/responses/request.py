@@ -1,7 +1,7 @@
 """A request of the responses API as the chat completion that answers it.
 
 Owns which name a field has there. Items of the input become messages by vLLM's own rules, and what a body may
-hold is decided where every chat's is (`deployments.http.request_body`), after the translation.
+hold is decided where every chat's is (`deployments.http.body.reading`), after the translation.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from vllm.entrypoints.openai.responses.utils import (
 
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
-from deployments.http import request_body
 from deployments.http.answering.wording import renamed
+from deployments.http.body import reading
 from deployments.http.errors import HTTPError
 from slo.admission.tenants import Tenant
 from slo.errors import FieldError
@@ -79,16 +79,16 @@ def read(raw: bytes, limits: LimitsConfig, tenant: Tenant) -> tuple[ResponsesReq
     """The body of a tenant's request, and the chat completion that it is answered with.
 
     Raises:
-        HTTPError: as `request_body.read`.
-        FieldError: as `request_body.read`, and for what only a server can do that keeps state or runs tools.
+        HTTPError: as `reading.read`.
+        FieldError: as `reading.read`, and for what only a server can do that keeps state or runs tools.
     """
-    given = {name: value for name, value in request_body.values_of(raw, limits).items() if value is not None}
+    given = {name: value for name, value in reading.values_of(raw, limits).items() if value is not None}
     known = {
         name: value for name, value in given.items() if name != "service_tier" or value in _OPENAIS_TIERS
     }
-    asked = request_body.as_model(_with_details(known), ResponsesRequest, limits)
+    asked = reading.as_model(_with_details(known), ResponsesRequest, limits)
     try:
-        chat = request_body.read_values(_as_chat(asked, given), ChatCompletionRequest, limits, tenant)
+        chat = reading.read_values(_as_chat(asked, given), ChatCompletionRequest, limits, tenant)
     except (FieldError, HTTPError) as error:
         raise renamed(error, field_here) from None
     except Exception as error:  # noqa: BLE001 - whatever a body causes is the body's fault

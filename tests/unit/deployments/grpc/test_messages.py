@@ -10,7 +10,7 @@ from ray.serve.llm.openai_api_models import ChatCompletionRequest
 from deployments.config.limits import LimitsConfig
 from deployments.grpc import inference_pb2 as pb
 from deployments.grpc.messages import parsed, request_body, request_headers
-from deployments.http.request_body import parse, read
+from deployments.http.body.reading import parse, read
 from slo.admission.tenants import ANONYMOUS
 from slo.errors import FieldError
 

@@ -13,10 +13,11 @@ from ray.llm._internal.serve.core.ingress.ingress import _sanitize_chat_completi
 from request_fuzz import PATHS, corpus, draw
 
 from deployments.config.limits import LimitsConfig
-from deployments.http import request_fields
+from deployments.http.body import asks
+from deployments.http.body.prompt_size import prompt_size
+from deployments.http.body.reading import read
 from deployments.http.gatekeeper import Gatekeeper
 from deployments.http.placing.prefix_hashes import prefix_hashes
-from deployments.http.request_body import read
 from deployments.http.token_meter import TokenMeter
 from slo.admission.tenant_limits import Usage
 from slo.admission.tenants import ANONYMOUS, KeyRing
@@ -42,10 +43,10 @@ async def ingress(scope, receive, send):
     body = (await receive())["body"]
     state = scope["state"]
     request = read(body, PATHS[scope["path"]], LIMITS, ANONYMOUS)
-    resolve(state["headers"], request_fields.service_tier(request), DEFAULT_TIERS)
-    request_fields.prompt_size(request)
+    resolve(state["headers"], asks.service_tier(request), DEFAULT_TIERS)
+    prompt_size(request)
     prefix_hashes(request)
-    asked = request_fields.output_tokens(request, LIMITS, 4096)
+    asked = asks.output_tokens(request, LIMITS, 4096)
     TokenMeter(request, Usage(1, asked))
     if "chat" in scope["path"]:
         request = _sanitize_chat_completion_request(request)

@@ -1,24 +1,19 @@
 """What the ingress reads out of an OpenAI request body beyond what vLLM reads itself.
 
-Owns how much one request may ask for, and how large a prompt is. Which fields there are is
-`deployments.http.allowed_fields`'s.
+Owns how much one request may ask for. Which fields there are is `deployments.http.body.allowed`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic_core import to_jsonable_python
-
 from deployments.config.limits import LimitsConfig
-from deployments.http import errors as http_errors
-from deployments.http.allowed_fields import MEDIA_KEYS
+from deployments.http.body.media import MEDIA_KEYS
+from deployments.http.body.values import function_of, plain
 from sampling.engine_limits import MOST_COMPARED_TOKENS, MOST_LOGPROB_TOKEN_IDS, MOST_REPEATED_TOKENS
 from slo.admission.tenants import Tenant
 from slo.errors import FieldError
-from slo.predict.prompt_length import PromptLengthEstimator
 from slo.request import RESERVED_XARG_PREFIX
 
 if TYPE_CHECKING:
@@ -42,17 +37,6 @@ _TOKEN_FIELDS: Final = ("allowed_token_ids", "logprob_token_ids", "logit_bias")
 _NOT_CARRIED: Final = ("structured_outputs", "logprob_token_ids", "thinking_token_budget")
 """What decode alone can heed while it samples."""
 _OUTPUT_FIELDS: Final = ("max_tokens", "max_completion_tokens")
-_MEDIA: Final = MEDIA_KEYS | {"input_audio"}
-_RENDERED_FIELDS: Final = ("tools", "documents", "chat_template_kwargs")
-"""What a chat template puts into the prompt beside the messages."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptSize:
-    """A prompt's size: exact tokens when it came as tokens, else bytes of text."""
-
-    tokens: int | None
-    text_bytes: int
 
 
 def refuse_internal_xargs(body: Any) -> None:
@@ -177,44 +161,6 @@ def _named_output_tokens(body: Any) -> int | None:
     return max(named, default=None)
 
 
-def refuse_large_grammars(values: Mapping[str, Any], limits: LimitsConfig) -> None:
-    """Refuse a body, before vLLM reads it, with too much text that a grammar is compiled from.
-
-    Raises:
-        FieldError: naming the field and the limit.
-    """
-    compiled = {field: values.get(field) for field in ("structured_outputs", "response_format")}
-    compiled["tools"] = _schemas(values.get("tools"), values.get("tool_choice"))
-    for field, text in compiled.items():
-        if (found := _text_bytes(text)) > (limit := limits.max_grammar_bytes):
-            valid = f"limits.max_grammar_bytes allows {limit}"
-            raise FieldError(field, f"asks for {found} bytes of grammar", valid)
-
-
-def _schemas(tools: Any, choice: Any) -> list[Any]:
-    """Names and schemas of the tools whose arguments are held to them; what they are for is prompt."""
-    functions = [_function(tool) for tool in tools] if isinstance(tools, list) else []
-    match choice:
-        case "none":
-            held = []
-        case None | "auto":  # only the arguments of strict ones are held to their schema
-            held = [function for function in functions if function.get("strict")]
-        case {"type": "function"}:
-            name = _function(choice).get("name")
-            held = [function for function in functions if function.get("name") == name]
-        case _:
-            held = functions
-    return [(function.get("name"), function.get("parameters")) for function in held]
-
-
-def _function(tool: Any) -> Mapping[str, Any]:
-    """The function that a tool is or a choice names, as a chat or a response has it; empty for another."""
-    if not isinstance(tool, Mapping):
-        return {}
-    inner = tool.get("function")
-    return {**tool, **inner} if isinstance(inner, Mapping) else tool
-
-
 def decode_samples_first(body: Any) -> bool:
     """Whether the first token of a request is one that decode samples, and prefill cannot.
 
@@ -222,10 +168,10 @@ def decode_samples_first(body: Any) -> bool:
     """
     if any(getattr(body, name, None) is not None for name in _NOT_CARRIED):
         return True
-    wanted = _plain(getattr(body, "response_format", None))
+    wanted = plain(getattr(body, "response_format", None))
     if isinstance(wanted, Mapping) and wanted.get("type") != "text":
         return True
-    tools, choice = _plain(getattr(body, "tools", None)), getattr(body, "tool_choice", None)
+    tools, choice = plain(getattr(body, "tools", None)), getattr(body, "tool_choice", None)
     return bool(tools) and (choice not in (None, "none", "auto") or (choice != "none" and _any_strict(tools)))
 
 
@@ -243,17 +189,12 @@ def only_decode(body: Any) -> bool:
         return True
     contents = (message.get("content") for message in getattr(body, "messages", ()))
     parts = (part for content in contents if isinstance(content, list) for part in content)
-    return any(isinstance(part, dict) and not _MEDIA.isdisjoint(part) for part in parts)
+    return any(isinstance(part, dict) and not MEDIA_KEYS.isdisjoint(part) for part in parts)
 
 
 def _any_strict(tools: Any) -> bool:
     """Whether a tool, as a chat or a response names it, is strict."""
-    return isinstance(tools, list) and any(_function(tool).get("strict") for tool in tools)
-
-
-def _plain(value: Any) -> Any:
-    """Values as JSON has them, of what may be a model, a dataclass or either in a list."""
-    return to_jsonable_python(value, serialize_unknown=True)
+    return isinstance(tools, list) and any(function_of(tool).get("strict") for tool in tools)
 
 
 def service_tier(body: Any) -> str | None:
@@ -278,82 +219,3 @@ def materialise(body: Any) -> None:
             value = message.get(field)
             if value is not None and not isinstance(value, str | list):
                 message[field] = list(value)
-
-
-def refuse_too_long(body: Any, max_model_len: int | None) -> None:
-    """Refuse a prompt of token ids that cannot fit, before anybody looks for a place for it.
-
-    Where the length is not known, a decode replica refuses it.
-
-    Raises:
-        HTTPError: 400, in vLLM's words, which clients look for.
-    """
-    prompt = getattr(body, "prompt", None)
-    if (
-        max_model_len is None
-        or getattr(body, "truncate_prompt_tokens", None) is not None
-        or not isinstance(prompt, list)
-        or not prompt
-    ):
-        return
-    if isinstance(prompt[0], int):
-        prompt = [prompt]
-    longest = 0 if isinstance(prompt[0], str) else max(map(len, prompt))
-    if longest > max_model_len:
-        raise http_errors.bad_body(
-            f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
-            f"{longest} input tokens. Please reduce the length of the input prompt.",
-            "prompt",
-        )
-
-
-def prompt_size(body: Any) -> PromptSize:
-    """How large the prompt of a chat or text completion is; of a chat, after `materialise`.
-
-    Of one that is to be cut, what is left; of each prompt, where there are several.
-    """
-    size, most = _whole_size(body), getattr(body, "truncate_prompt_tokens", None)
-    if most is None or most < 0:  # as long as the model takes, which the router knows
-        return size
-    most *= prompts(body)
-    text_bytes = min(size.text_bytes, round(most * PromptLengthEstimator().bytes_per_token))
-    return PromptSize(None if size.tokens is None else min(size.tokens, most), text_bytes)
-
-
-def _whole_size(body: Any) -> PromptSize:
-    if hasattr(body, "messages"):
-        more = [getattr(body, name, None) for name in _RENDERED_FIELDS]
-        return PromptSize(None, sum(map(_said_bytes, body.messages)) + _text_bytes(_plain(more)))
-    prompt = body.prompt
-    if isinstance(prompt, str):
-        return PromptSize(None, len(prompt.encode()))
-    if not prompt:
-        return PromptSize(None, 0)
-    if isinstance(prompt[0], int):
-        return PromptSize(len(prompt), 0)
-    if isinstance(prompt[0], str):
-        return PromptSize(None, sum(len(text.encode()) for text in prompt))
-    return PromptSize(sum(len(tokens) for tokens in prompt), 0)
-
-
-def _said_bytes(message: Mapping[str, Any]) -> int:
-    """Bytes of a message's text; the media among the parts of its content are no text."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return _text_bytes(message)
-    parts = [
-        {name: item for name, item in part.items() if name not in _MEDIA} if isinstance(part, dict) else part
-        for part in content
-    ]
-    return _text_bytes({**message, "content": parts})
-
-
-def _text_bytes(value: Any) -> int:
-    """Bytes of all text inside, whatever its nesting, names of fields included."""
-    if isinstance(value, str):
-        return len(value.encode())
-    if isinstance(value, dict):
-        return sum(len(name.encode()) + _text_bytes(item) for name, item in value.items())
-    if isinstance(value, list | tuple):
-        return sum(_text_bytes(item) for item in value)
-    return 0

@@ -1,4 +1,4 @@
-"""What one request may ask for, and how large its prompt is."""
+"""What one request may ask for."""
 
 import json
 
@@ -7,10 +7,10 @@ from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionReq
 
 from decode_node.rendering import LocalReason, has_media, render
 from deployments.config.limits import LimitsConfig
-from deployments.http import request_fields
-from deployments.http.errors import HTTPError
+from deployments.http.body import asks
+from deployments.http.body.prompt_size import refuse_too_long
+from deployments.http.body.reading import parse
 from deployments.http.placing.prefix_hashes import prefix_hashes
-from deployments.http.request_body import parse
 from slo.admission.tenants import ANONYMOUS, Tenant, cache_salt, server_secret
 from slo.errors import FieldError
 
@@ -45,7 +45,7 @@ def completion(**fields):
 def chat(**fields):
     body = {"model": "m", "messages": MESSAGES, **fields}
     made = parse(json.dumps(body).encode(), ChatCompletionRequest, LIMITS)
-    request_fields.materialise(made)
+    asks.materialise(made)
     return made
 
 
@@ -97,7 +97,7 @@ def chat(**fields):
 )
 def test_what_is_too_much(body, field, message):
     with pytest.raises(FieldError) as refused:
-        request_fields.refuse_excess(body, LIMITS)
+        asks.refuse_excess(body, LIMITS)
     assert refused.value.field == field
     assert message in str(refused.value)
 
@@ -143,7 +143,7 @@ def test_large_grammars_are_refused_before_anybody_reads_them(fields, field):
     ],
 )
 def test_what_is_not(body):
-    request_fields.refuse_excess(body, LIMITS)
+    asks.refuse_excess(body, LIMITS)
 
 
 STRICT = {"type": "function", "function": {**TOOL["function"], "strict": True, "parameters": {}}}
@@ -169,7 +169,7 @@ PLAIN = {"type": "function", "function": {"name": "f", "parameters": {}}}
     ],
 )
 def test_whose_first_token_it_is(body, is_decodes):
-    assert request_fields.decode_samples_first(body) is is_decodes
+    assert asks.decode_samples_first(body) is is_decodes
 
 
 def said(*parts):
@@ -218,97 +218,23 @@ async def test_what_only_decode_can_compute_is_known_as_decode_knows_it(body, wh
             return [], [{"type": "multimodal" if has_media(request) else "token", "prompt_token_ids": [1]}]
 
         async def render_completion_request(self, request):
-            return [{"type": "token", "prompt_token_ids": [1]}] * request_fields.prompts(request)
+            return [{"type": "token", "prompt_token_ids": [1]}] * asks.prompts(request)
 
-    request_fields.materialise(body)
+    asks.materialise(body)
     is_chat = hasattr(body, "messages")
     rendered = await render(Layer(), body, is_chat=is_chat, max_model_len=64_000)
     assert rendered.local is why
-    assert request_fields.only_decode(body) is (why is not None)
+    assert asks.only_decode(body) is (why is not None)
     if why is not None:
-        several = 1 if getattr(body, "use_beam_search", False) else request_fields.answers_per_prompt(body)
-        assert rendered.prompts == request_fields.prompts(body) * several
-
-
-def test_everything_that_a_template_renders_counts():
-    alone = request_fields.prompt_size(chat()).text_bytes
-    assert alone >= len("user12345")
-    assert request_fields.prompt_size(chat(tools=[TOOL])).text_bytes >= alone + 60
-    assert request_fields.prompt_size(chat(documents=[{"text": "d" * 1000}])).text_bytes >= alone + 1000
-    assert request_fields.prompt_size(chat(chat_template_kwargs={"k": "v" * 500})).text_bytes >= alone + 500
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}},
-        {"type": "input_audio", "input_audio": {"data": "A" * 100_000, "format": "wav"}},
-        {"image_url": "data:image/png;base64," + "A" * 100_000},
-    ],
-)
-def test_an_image_is_no_text_of_its_size(part):
-    messages = [{"role": "user", "content": [{"type": "text", "text": "12345"}, part]}]
-    assert request_fields.prompt_size(chat(messages=messages)).text_bytes < 200
-
-
-@pytest.mark.parametrize(
-    ("body", "tokens", "text_bytes"),
-    [
-        (completion(prompt="a" * 4000, truncate_prompt_tokens=100), None, 400),
-        (completion(prompt="a" * 40, truncate_prompt_tokens=100), None, 40),
-        (completion(prompt="a" * 40, truncate_prompt_tokens=-1), None, 40),
-        (completion(prompt=[1] * 4000, truncate_prompt_tokens=100), 100, 0),
-        (completion(prompt=[[1] * 4000] * 2, truncate_prompt_tokens=100), 200, 0),
-        (chat(messages=[{"role": "user", "content": "a" * 4000}], truncate_prompt_tokens=100), None, 400),
-    ],
-)
-def test_of_a_prompt_that_is_cut_the_rest_counts(body, tokens, text_bytes):
-    size = request_fields.prompt_size(body)
-    assert (size.tokens, size.text_bytes) == (tokens, text_bytes)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        completion(prompt="a" * 4000),
-        completion(prompt=["a" * 4000]),
-        completion(prompt=[1] * 100),
-        completion(prompt=[1] * 4000, truncate_prompt_tokens=-1),
-        chat(),
-    ],
-)
-def test_what_may_fit_is_not_too_long(body):
-    request_fields.refuse_too_long(body, 100)
+        several = 1 if getattr(body, "use_beam_search", False) else asks.answers_per_prompt(body)
+        assert rendered.prompts == asks.prompts(body) * several
 
 
 def test_where_the_length_is_not_known_nothing_is_too_long_and_what_is_named_is_reserved():
-    request_fields.refuse_too_long(completion(prompt=[1] * 60_000), None)
+    refuse_too_long(completion(prompt=[1] * 60_000), None)
     for named, counts in ((50_000, 50_000), (1 << 60, 1 << 24), (None, 32_768)):
         body = chat() if named is None else chat(max_tokens=named)
-        assert request_fields.output_tokens(body, LimitsConfig(), None) == counts
-
-
-@pytest.mark.parametrize("prompt", [[1] * 101, [[1], [1] * 101]])
-def test_what_can_never_fit_is_refused_in_vllms_words(prompt):
-    """Clients look for them, to fall back to another model; a 429 would have them try again."""
-    with pytest.raises(HTTPError, match="This model's maximum context length is 100 tokens") as refused:
-        request_fields.refuse_too_long(completion(prompt=prompt), 100)
-    assert (refused.value.status, refused.value.param) == (400, "prompt")
-
-
-def test_what_is_not_said_in_a_message_is_text_whatever_its_name():
-    hidden = {"type": "object", "properties": {"image_url": {"description": "x" * 5000}}}
-    tool = {"type": "function", "function": {"name": "f", "parameters": hidden}}
-    assert request_fields.prompt_size(chat(tools=[tool])).text_bytes > 5000
-    call = {
-        "id": "1",
-        "type": "function",
-        "function": {"name": "f", "arguments": '{"a": "%s"}' % ("y" * 900)},
-    }
-    said = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]
-    assert request_fields.prompt_size(chat(messages=said)).text_bytes > 900
-    with pytest.raises(FieldError, match="bytes of grammar"):
-        chat(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": hidden}})
+        assert asks.output_tokens(body, LimitsConfig(), None) == counts
 
 
 DIGESTS = [b"of acme's key", b"of zenith's"]
@@ -319,7 +245,7 @@ LONG = "a prefix that is worth guessing " * 100
 
 def hashes(tenant, **fields):
     body = completion(prompt=LONG, **fields)
-    request_fields.keep_apart(body, tenant)
+    asks.keep_apart(body, tenant)
     return body.cache_salt, prefix_hashes(body).hashes
 
 
@@ -360,8 +286,8 @@ def test_a_salt_is_the_same_in_every_process_and_needs_the_keys():
     ],
 )
 def test_the_most_that_all_answers_may_have(body, tokens):
-    assert request_fields.output_tokens(body, LIMITS, 4096) == tokens
+    assert asks.output_tokens(body, LIMITS, 4096) == tokens
 
 
 def test_a_request_that_names_no_limit_may_have_what_the_model_takes():
-    assert request_fields.output_tokens(chat(), LimitsConfig(), 4096) == 4096
+    assert asks.output_tokens(chat(), LimitsConfig(), 4096) == 4096

@@ -10,10 +10,10 @@ from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionReq
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
 from deployments.config.limits import LimitsConfig
-from deployments.http.body_json import json_shape
+from deployments.http.body.asks import output_tokens
+from deployments.http.body.json_text import json_shape
+from deployments.http.body.reading import parse, read
 from deployments.http.errors import HTTPError
-from deployments.http.request_body import parse, read
-from deployments.http.request_fields import output_tokens
 from slo.admission.tenants import ANONYMOUS
 from slo.errors import FieldError
 

@@ -18,10 +18,12 @@ from vllm.v1.structured_output import backend_xgrammar  # noqa: F401 - lest the 
 
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
-from deployments.http import request_fields
-from deployments.http.allowed_fields import fields_of, refuse_media, served_fields
-from deployments.http.body_json import JsonShape, json_shape, read_object
-from deployments.http.hints import refuse_large_hints
+from deployments.http.body import asks
+from deployments.http.body.allowed import fields_of, served_fields
+from deployments.http.body.grammar_size import refuse_large_grammars
+from deployments.http.body.hints import refuse_large_hints
+from deployments.http.body.json_text import JsonShape, json_shape, read_object
+from deployments.http.body.media import refuse_media
 from slo.admission.tenants import Tenant
 from slo.errors import FieldError
 from telemetry import logs
@@ -63,12 +65,12 @@ def read_values(values: dict[str, Any], model: type[BaseModel], limits: LimitsCo
     """
     body = as_model(values, model, limits)
     try:
-        request_fields.refuse_internal_xargs(body)
-        request_fields.materialise(body)
-        request_fields.refuse_excess(body, limits)
+        asks.refuse_internal_xargs(body)
+        asks.materialise(body)
+        asks.refuse_excess(body, limits)
     except (ValidationError, VLLMClientError) as error:  # what pydantic has left for later
         raise _refused(error, values, _unread(body)) from None
-    request_fields.keep_apart(body, tenant)
+    asks.keep_apart(body, tenant)
     return body
 
 
@@ -81,10 +83,10 @@ def read_chat_to_convert(values: dict[str, Any], limits: LimitsConfig) -> Tokeni
     """
     body = as_model(values, TokenizeChatRequest, limits)
     try:
-        request_fields.materialise(body)
+        asks.materialise(body)
     except (ValidationError, VLLMClientError) as error:  # what pydantic has left for later
         raise _refused(error, values, _unread(body)) from None
-    if request_fields.only_decode(body):
+    if asks.only_decode(body):
         raise FieldError("messages", "has more than text, whose tokens are not counted", "send text alone")
     return body
 
@@ -120,11 +122,11 @@ def as_model(values: dict[str, Any], model: type[BaseModel], limits: LimitsConfi
     fields = fields_of(model.model_fields)
     values = served_fields(values, fields, ignores=limits.unknown_fields == "ignore")
     refuse_large_hints(values)
-    request_fields.refuse_large_grammars(values, limits)
+    refuse_large_grammars(values, limits)
     _refuse_what_is_no_object(values)
     if fields.is_chat:
         refuse_media(values.get("messages"), limits.media_domains, limits.max_media)
-    values = {**values, **request_fields.allowed_default(values, model, limits)}
+    values = {**values, **asks.allowed_default(values, model, limits)}
     items, read = values.get("input"), 0
     try:
         if isinstance(items, list) and len(items) > (first := _items_at_first(items)):

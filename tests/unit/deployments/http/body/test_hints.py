@@ -6,7 +6,7 @@ import pytest
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 
 from deployments.config.limits import LimitsConfig
-from deployments.http.request_body import parse, read
+from deployments.http.body.reading import parse, read
 from deployments.http.responses import request as responses
 from slo.admission.tenants import ANONYMOUS
 from slo.errors import FieldError

@@ -9,8 +9,8 @@ import vllm
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
 from deployments.config.limits import LimitsConfig
-from deployments.http.request_body import read
-from deployments.http.request_fields import VLLMS_XARGS
+from deployments.http.body.asks import VLLMS_XARGS
+from deployments.http.body.reading import read
 from slo.admission.tenants import ANONYMOUS
 from slo.errors import FieldError
 
