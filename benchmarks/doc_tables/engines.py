@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from statistics import mean
+from typing import Any, Final
 
 from benchmarks.report import markdown, result
 
@@ -171,6 +172,52 @@ def hostile_clients() -> str:
     return markdown(["Tried", "What was seen"], [[tried, "; ".join(seen)] for tried, *seen in rows])
 
 
+_TOKEN_PATH: Final = {"after": "SlackServe", "ray": "Ray Serve LLM"}
+_OF_STREAMS: Final = (("ingress", "openaiingress"), ("decode",), ("engines", "ray"))
+"""Whose time a table of streamed tokens has, by what either server calls it: Ray's executor has the model's
+workers as actors."""
+
+
+def token_path() -> str:
+    """What a streamed token takes between engine and client, by server and streams at a time."""
+    found = result("engines/token_path")
+    rows = []
+    for streams in found["after"]["turns_by_streams"]:
+        for arm, name in _TOKEN_PATH.items():
+            turns = found[arm]["turns_by_streams"][streams]
+            speed, of_event = (
+                mean(turn[what] for turn in turns) for what in ("tokens_per_s", "tokens_per_event")
+            )
+            gaps = (mean(turn["gap_ms"][point] for turn in turns) for point in ("p50", "p99"))
+            cpu_us = (_cpu_us_per_token(turns, parts) for parts in _OF_STREAMS)
+            rows.append(
+                [
+                    *(streams, name, f"{speed:,.0f}", f"{of_event:.1f}"),
+                    *(f"{each:.0f}" for each in gaps),
+                    *(f"{each:,.0f}" for each in cpu_us),
+                ]
+            )
+    columns = ["Tokens/s", "Tokens in an event", "Between events, p50, ms", "p99"]
+    parts = ["CPU time of a token, µs: ingress", "decode replica", "engines and Ray"]
+    return markdown(["Streams", "Server", *columns, *parts], rows)
+
+
+def token_path_bounds() -> str:
+    """The most tokens per second that one process brings through, by streams at a time."""
+    by_streams = result("engines/token_path")["after"]["turns_by_streams"]
+    rows = [
+        [name, *(f"{1e6 / _cpu_us_per_token(turns, parts):,.0f}" for turns in by_streams.values())]
+        for name, parts in zip(
+            ("an ingress", "a decode replica, beside its engine"), _OF_STREAMS, strict=False
+        )
+    ]
+    return markdown(["Tokens/s, streams at a time", *by_streams], rows)
+
+
+def _cpu_us_per_token(turns: Sequence[Mapping[str, Any]], parts: Collection[str]) -> float:
+    return mean(sum(turn["cpu_us_per_token"].get(part, 0.0) for part in parts) for turn in turns)
+
+
 def tracing() -> str:
     """What tracing adds to the first token, by length of the prompt."""
     rows = []
@@ -201,5 +248,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "embedded-before": lambda: embedded("embedded_before", ("Before", "Now")),
     "embedded-dtype": lambda: embedded("embedded_dtype", ("`float32`", "`bfloat16`")),
     "footprint": footprint,
+    "token-path": token_path,
+    "token-path-bounds": token_path_bounds,
     "tracing": tracing,
 }
