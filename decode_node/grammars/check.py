@@ -25,11 +25,11 @@ from vllm.v1.structured_output.backend_types import StructuredOutputOptions
 from vllm.v1.structured_output.request import get_structured_output_key
 
 from decode_node.answers import error_response
+from decode_node.fair_places import FairPlaces
 from decode_node.grammars.backends import GrammarBackend
 from decode_node.grammars.child_process import Child
 from sampling.engine_limits import MOST_TOKEN_IDS
 from slo.errors import TOO_MANY_GRAMMARS
-from slo.queue.turns import FairTurns
 from slo.request import TENANT_XARG, Party
 from slo.tiers import SYSTEM
 from telemetry import logs
@@ -123,8 +123,7 @@ class GrammarCheck:
         self._silences: OrderedDict[bytes, int] = OrderedDict()  # in a row, of those without a verdict
         self._pending: dict[tuple[str, bytes], _Pending] = {}  # by tenant and digest
         self._child: Child | None = None
-        self._turns = FairTurns[asyncio.Future[None]]()
-        self._is_free = True
+        self._places = FairPlaces(1)
 
     def stand_before(self, client: Any, refuse: Callable[[SamplingParams, ErrorResponse], Exception]) -> None:
         """Check what the engine is asked to generate by.
@@ -272,23 +271,12 @@ class GrammarCheck:
     async def _turn(self, tenant: str) -> AsyncIterator[None]:
         """Wait until the child has nothing to do and it is the tenant's turn."""
         party = Party(tenant, SYSTEM)  # the tiers of a tenant have no turns of their own here
-        told = asyncio.get_running_loop().create_future()
-        self._turns.add(party, told, 1.0)
-        self._call_next()
+        told = self._places.join(party, 1.0)
         try:
             await asyncio.wait([told])  # which leaves it as it is when this is cancelled
             yield
         finally:
-            if told.done():
-                self._is_free = True
-                self._call_next()
-            else:
-                self._turns.remove(party, told)
-
-    def _call_next(self) -> None:
-        if self._is_free and len(self._turns):
-            self._is_free = False
-            self._turns.pop().set_result(None)
+            self._places.leave(party, told)
 
     def _refusal(self, answer: str, key: _Key) -> str:
         """Why a grammar is refused of which the child says this; empty for a good one."""

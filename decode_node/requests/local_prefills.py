@@ -1,8 +1,8 @@
 """Prompts that the decode engine computes itself, among the tokens of its streams.
 
 Each one is computed in chunks, which bounds by how much one step of the engine is longer. Owns how many are
-computed at once, which bounds it for all of them, that the others wait in turn, and how many may wait. Whose
-turn is next is `slo.queue.turns`'s, who may still come `slo.admission.parts`'s.
+computed at once, which bounds it for all of them, and how many may wait. That the others wait in turn is
+`decode_node.fair_places`'s, who may still come `slo.admission.parts`'s.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
+from decode_node.fair_places import FairPlaces
 from slo.admission.parts import prompts_excess
-from slo.queue.turns import FairTurns
 from slo.request import Party
 
 _MEAN_OVER: Final = 16
@@ -62,7 +62,7 @@ class Turn:
 
     _local: LocalPrefills
     _claim: Claim
-    _places: _Places
+    _place: _Place
     _began_s: float
     _is_left: bool = False
 
@@ -80,15 +80,14 @@ class Turn:
 
     def _end(self) -> None:
         self._is_left = True
-        self._local.left(self._claim, self._places)
+        self._local.left(self._claim, self._place)
 
 
-@dataclass(slots=True)
-class _Places:
-    """Where prompts are computed that take turns with each other: how many are free, and who waits."""
+class _Place(NamedTuple):
+    """One where a prompt is computed, among those that take turns with each other."""
 
-    free: int
-    turns: FairTurns[asyncio.Future[None]]
+    among: FairPlaces
+    told: asyncio.Future[None]
 
 
 class LocalPrefills:
@@ -123,7 +122,7 @@ class LocalPrefills:
         self._weights = dict[str, float]()
         self.by_tier = False
         self._at_once = at_once
-        self._places = defaultdict[str, _Places](lambda: _Places(at_once, FairTurns()))
+        self._places = defaultdict[str, FairPlaces](lambda: FairPlaces(at_once))
         self._clock = clock
         self._steps = steps
         self._takes_s = _FIRST_GUESS_S
@@ -176,10 +175,8 @@ class LocalPrefills:
             TooManyPromptsError: It was too long.
         """
         claim.unasked -= 1
-        told = asyncio.get_running_loop().create_future()
         places = self._places[claim.party.tier if self.by_tier else ""]
-        places.turns.add(claim.party, told, tokens, self._weights[claim.party.tenant])
-        _admit(places)
+        told = places.join(claim.party, tokens, self._weights[claim.party.tenant])
         deadline_s = self._clock() + claim.wait_s
         try:
             while not told.done():
@@ -188,14 +185,14 @@ class LocalPrefills:
                     break
                 await asyncio.wait([told], timeout=None if left_s == math.inf else left_s)
         except BaseException:
-            _give_up(claim.party, told, places)
+            places.leave(claim.party, told)
             raise
         if not told.done():
-            _give_up(claim.party, told, places)
+            places.leave(claim.party, told)
             raise TooManyPromptsError(self.prompt_s * self.outstanding.total())
         claim.has_begun = True
         self.computing += 1
-        return Turn(self, claim, places, self._clock())
+        return Turn(self, claim, _Place(places, told), self._clock())
 
     @asynccontextmanager
     async def turn(self, claim: Claim, tokens: int) -> AsyncIterator[Callable[[], None]]:
@@ -232,12 +229,11 @@ class LocalPrefills:
         """Nobody wants a prompt any more that has not been computed."""
         self.left_after = self._steps()
 
-    def left(self, claim: Claim, places: _Places) -> None:
+    def left(self, claim: Claim, place: _Place) -> None:
         """A request has no turn any more that it had."""
         self.computing -= 1
         self._settle(claim, 1)
-        places.free += 1
-        _admit(places)
+        place.among.leave(claim.party, place.told)
 
     def _settle(self, claim: Claim, prompts: int) -> None:
         prompts = min(prompts, claim.left)
@@ -245,18 +241,3 @@ class LocalPrefills:
         self.outstanding[claim.party] -= prompts
         if self.outstanding[claim.party] <= 0:
             del self.outstanding[claim.party]
-
-
-def _give_up(party: Party, told: asyncio.Future[None], places: _Places) -> None:
-    if told.done():
-        places.free += 1
-        _admit(places)
-    else:
-        places.turns.remove(party, told)
-
-
-def _admit(places: _Places) -> None:
-    """Tell those whose turn it is."""
-    while places.free and len(places.turns):
-        places.free -= 1
-        places.turns.pop().set_result(None)

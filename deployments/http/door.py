@@ -33,7 +33,7 @@ from telemetry import logs
 from telemetry.tracing import BEGINS_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -43,7 +43,6 @@ VARIABLE: Final = "SLACKSERVE_DOOR"
 """In an ingress's environment, as JSON: who hands out its listening socket, and how TLS is spoken on it."""
 _QUEUE: Final = 4096
 """Connections that may wait to be accepted; the kernel takes `net.core.somaxconn` if that is less."""
-_LOOK_S: Final = 0.01
 _PEER: Final = struct.Struct("3i")
 """Process, user and group of whoever is at the other end of a Unix socket."""
 
@@ -130,13 +129,15 @@ def listener_of(name: str) -> socket.socket:
 
 
 @asynccontextmanager
-async def opened(app: ASGIApp, limits: LimitsConfig, is_in_place: Callable[[], bool]) -> AsyncIterator[None]:
+async def opened(
+    app: ASGIApp, limits: LimitsConfig, in_place: Callable[[], Coroutine[Any, Any, Any]]
+) -> AsyncIterator[None]:
     """Answer what comes in at the door with `app`, on the running loop; nothing where nobody holds one.
 
     Args:
         app: What answers.
         limits: What a connection may hold.
-        is_in_place: Whether it can answer by now; until then connections wait.
+        in_place: Ends when it can answer; until then connections wait.
 
     Raises:
         OSError: when the door that the environment names is closed, or a file of TLS is not there.
@@ -161,18 +162,20 @@ async def opened(app: ASGIApp, limits: LimitsConfig, is_in_place: Callable[[], b
     listener = listener_of(door["name"])
     server = _Server(config)
 
+    placing = asyncio.create_task(in_place(), name="in_place")
+
     async def serve() -> None:
-        while not is_in_place():
-            if server.should_exit:
-                return
-            await asyncio.sleep(_LOOK_S)  # Serve sets it, and has no event for it
-        await server.serve(sockets=[listener])
+        await asyncio.wait([placing])
+        if not placing.cancelled():
+            placing.result()
+            await server.serve(sockets=[listener])
 
     serving = asyncio.create_task(serve(), name="door")
     try:
         yield
     finally:
         server.should_exit = True
+        placing.cancel()
         await serving
 
 

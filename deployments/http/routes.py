@@ -25,7 +25,7 @@ from deployments.http.ingress import SlackServeIngress
 from deployments.http.key_watch import KeyWatch
 from slo.errors import FieldError
 
-_LOOK_S: Final = 0.1
+_LOOK_S: Final = 0.01
 
 
 def make_ingress(ingress: type[SlackServeIngress], keys: KeyWatch, limits: LimitsConfig) -> type:
@@ -40,7 +40,7 @@ def make_ingress(ingress: type[SlackServeIngress], keys: KeyWatch, limits: Limit
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await keys.first_read()
-        async with door.opened(app, limits, lambda: _in_place() is not None), _announced():
+        async with door.opened(app, limits, _in_place), _announced():
             yield
 
     # A redirect would name the scheme here: behind a proxy with TLS a client would send its body in clear.
@@ -83,9 +83,7 @@ async def _announced() -> AsyncIterator[None]:
     """
 
     async def announce() -> None:
-        while (ingress := _in_place()) is None:  # noqa: ASYNC110 - Serve sets it, and has no event for it
-            await asyncio.sleep(_LOOK_S)
-        ingress.announce()
+        (await _in_place()).announce()
 
     announcing = asyncio.create_task(announce(), name="announce")
     try:
@@ -94,6 +92,8 @@ async def _announced() -> AsyncIterator[None]:
         announcing.cancel()
 
 
-def _in_place() -> SlackServeIngress | None:
+async def _in_place() -> SlackServeIngress:
     """The ingress, once requests find it: Serve names it to them when its start is over."""
-    return cast("SlackServeIngress | None", serve.get_replica_context().servable_object)
+    while (ingress := serve.get_replica_context().servable_object) is None:  # noqa: ASYNC110 - Serve has no event for it
+        await asyncio.sleep(_LOOK_S)
+    return cast("SlackServeIngress", ingress)

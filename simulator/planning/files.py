@@ -27,7 +27,7 @@ from simulator.cost.decode_steps import DecodeModel
 from simulator.cost.operators import ModelShape
 from simulator.cost.passes import CostModel
 from simulator.fleet.setup import HANDOFF_S, DecodeMemory, FleetSetup
-from simulator.planning.plan import PlannedLoad
+from simulator.planning.plan import Outage, PlannedLoad
 from simulator.replica.hardware import Hardware
 from simulator.workload.arrivals import TraceError
 from simulator.workload.files import PathBesideFile, Tokens, WorkloadConfig
@@ -117,6 +117,20 @@ class DecodePoolConfig(Section):
     )
 
 
+class OutageConfig(Section):
+    """Prefill replicas that are lost while the load is served."""
+
+    replicas: Count = Field(1, description="How many die at once; others take their places, empty.")
+    at_s: Positive = Field(20.0, description="When, seconds from the beginning of the load.")
+    for_s: Positive = Field(
+        description="Seconds until their places are taken: what a new replica, or a new node, takes to come."
+    )
+
+    def outage(self) -> Outage:
+        """The same for a plan."""
+        return Outage(self.replicas, self.at_s, self.for_s)
+
+
 class FleetConfig(Section):
     """A fleet and its load."""
 
@@ -150,6 +164,9 @@ class FleetConfig(Section):
     )
     requests: Annotated[int, Field(ge=1, le=10_000_000)] | None = Field(
         None, description="To simulate; by default those of a minute, and at least 2,000."
+    )
+    outage: OutageConfig | None = Field(
+        None, description="What the fleet is to bear; by default nothing is lost."
     )
     seed: int = 1
 
@@ -210,11 +227,17 @@ class FleetConfig(Section):
     def demand(self) -> PlannedLoad:
         """The load."""
         requests = self.requests or max(_FEWEST_REQUESTS, math.ceil(self.rate_rps * _SPAN_S))
+        outage = self.outage and self.outage.outage()
+        if outage is not None and outage.at_s >= (span_s := requests / self.rate_rps):
+            raise FleetConfigError(
+                f"outage.at_s: {outage.at_s:g} s is behind the load's end; {requests} requests at "
+                f"{self.rate_rps:g}/s last {span_s:.0f} s, give less or raise requests"
+            )
         try:
             workload = self.workload.workload(self._cost().prefill_s, tier_set(self.tiers).default)
         except TraceError as error:
             raise FleetConfigError(f"workload.trace: {error}") from None
-        return PlannedLoad(workload, self.rate_rps, requests, self.seed, self.target)
+        return PlannedLoad(workload, self.rate_rps, requests, self.seed, self.target, outage)
 
     def _shape(self) -> ModelShape:
         return MODELS[self.model] if isinstance(self.model, str) else self.model.shape()

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from simulator.fleet.fleet import simulate
 from simulator.fleet.outcome import FleetRun
-from simulator.fleet.setup import FleetSetup
+from simulator.fleet.setup import Failure, FleetSetup
 from simulator.planning.decode_plan import (
     decode_load,
     decodes,
@@ -27,12 +27,33 @@ Tried: TypeAlias = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Outage:
+    """Prefill replicas that die at once, and others that take their places.
+
+    Attributes:
+        replicas: How many; all of a fleet that has no more.
+        at_s: When they die, from the beginning of the stream.
+        for_s: How long nobody has their places.
+    """
+
+    replicas: int
+    at_s: float
+    for_s: float
+
+    def failures(self, of: int) -> list[Failure]:
+        """The same for a fleet with so many prefill replicas."""
+        back_s = self.at_s + self.for_s
+        return [Failure(replica, self.at_s, back_s) for replica in range(min(self.replicas, of))]
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedLoad:
     """What a fleet is planned for.
 
     Attributes:
         requests: Of the stream that is simulated; a minute or more shows what a queue does.
         target: Fraction of each tier's requests whose objective is to be met.
+        outage: What is to happen meanwhile; None for nothing.
     """
 
     workload: Workload
@@ -40,6 +61,7 @@ class PlannedLoad:
     requests: int
     seed: int = 1
     target: float = 0.95
+    outage: Outage | None = None
 
     def stream(self) -> list[Arrival]:
         """The requests."""
@@ -88,6 +110,7 @@ class CapacityPlan:
         load: Prefill work that is offered, seconds per second on one replica, one prompt after the other.
         tpot_by_tier: With the chosen numbers, the fraction of requests that keep their TPOT objective.
         decode_kv_usage: With them, the part of the decode replicas' KV memory in use on average.
+        outage: What happens meanwhile.
     """
 
     arm: str
@@ -101,6 +124,7 @@ class CapacityPlan:
     load: float
     tpot_by_tier: Mapping[str, float]
     decode_kv_usage: float
+    outage: Outage | None = None
 
     @property
     def best(self) -> PlanPoint:
@@ -132,7 +156,7 @@ def plan(setup: FleetSetup, demand: PlannedLoad, tried: Tried = lambda _: None) 
 
         def reaches(replicas: int) -> bool:
             fleet = replace(setup, prefill_replicas=replicas, decode_replicas=decode_replicas)
-            simulated[replicas] = _best_run(fleet, arrivals, demand.rate_rps)
+            simulated[replicas] = _best_run(fleet, arrivals, demand)
             tried(replicas)
             return simulated[replicas][0].reaches(demand.target)
 
@@ -165,13 +189,17 @@ def plan(setup: FleetSetup, demand: PlannedLoad, tried: Tried = lambda _: None) 
         load,
         run.tpot_by_tier(setup.tiers),
         run.decode_kv_usage,
+        demand.outage,
     )
 
 
-def _best_run(setup: FleetSetup, arrivals: Sequence[Arrival], rate_rps: float) -> tuple[PlanPoint, FleetRun]:
+def _best_run(
+    setup: FleetSetup, arrivals: Sequence[Arrival], demand: PlannedLoad
+) -> tuple[PlanPoint, FleetRun]:
     found = []
+    failures = [] if demand.outage is None else demand.outage.failures(setup.prefill_replicas)
     for setting in setup.arm.settings if setup.setting is None else [setup.setting]:
-        run = simulate(replace(setup, setting=setting), arrivals)
+        run = simulate(replace(setup, setting=setting), arrivals, failures)
         busy_s = sum(replica.busy_s for replica in run.prefill)
         point = PlanPoint(
             setup.prefill_replicas,
@@ -179,7 +207,7 @@ def _best_run(setup: FleetSetup, arrivals: Sequence[Arrival], rate_rps: float) -
             run.by_tier,
             run.refused,
             run.prefill_utilisation,
-            busy_s / len(arrivals) * rate_rps / setup.prefill_replicas,
+            busy_s / len(arrivals) * demand.rate_rps / setup.prefill_replicas,
             dict(setting),
         )
         found.append((point, run))

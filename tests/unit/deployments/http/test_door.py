@@ -73,6 +73,10 @@ async def asking(url):
         yield client
 
 
+async def at_once():
+    """An ingress is in place."""
+
+
 async def until(condition):
     async with asyncio.timeout(5):
         while not condition():  # noqa: ASYNC110 - any condition
@@ -84,35 +88,35 @@ async def test_before_an_ingress_is_there_connections_are_refused(held):
     async with asking(url) as client:
         with pytest.raises(httpx.ConnectError):
             await client.get("/")
-        async with opened(Ingress(), LIMITS, lambda: True):
+        async with opened(Ingress(), LIMITS, at_once):
             assert (await client.get("/")).content == b"one"
 
 
 async def test_while_an_ingress_is_replaced_connections_wait(held):
     _, url = held
     async with asking(url) as client:
-        async with opened(Ingress("old"), LIMITS, lambda: True):
+        async with opened(Ingress("old"), LIMITS, at_once):
             assert (await client.get("/")).content == b"old"
         waiting = [asyncio.create_task(client.post("/", content=b"x" * 100)) for _ in range(20)]
         await asyncio.sleep(0.3)
         assert not any(task.done() for task in waiting)
-        async with opened(Ingress("new"), LIMITS, lambda: True):
+        async with opened(Ingress("new"), LIMITS, at_once):
             assert {answer.content for answer in await asyncio.gather(*waiting)} == {b"new"}
 
 
 async def test_connections_wait_until_the_ingress_is_in_place(held):
     _, url = held
-    is_in_place = False
-    async with asking(url) as client, opened(Ingress(), LIMITS, lambda: is_in_place):
+    in_place = asyncio.Event()
+    async with asking(url) as client, opened(Ingress(), LIMITS, in_place.wait):
         waiting = asyncio.create_task(client.get("/"))
         await asyncio.sleep(0.2)
         assert not waiting.done()
-        is_in_place = True
+        in_place.set()
         assert (await waiting).content == b"one"
 
 
 async def test_an_ingress_that_never_comes_into_place_can_end(held):
-    async with asyncio.timeout(5), opened(Ingress(), LIMITS, lambda: False):
+    async with asyncio.timeout(5), opened(Ingress(), LIMITS, asyncio.Event().wait):
         await asyncio.sleep(0.05)
 
 
@@ -122,14 +126,14 @@ async def test_an_ingress_without_its_certificate_does_not_start(held, monkeypat
     tls = {"ssl_certfile": "/nowhere/a.pem", "ssl_keyfile": "/nowhere/b.pem"}
     monkeypatch.setenv(VARIABLE, json.dumps(given | {"tls": tls}))
     with pytest.raises(FileNotFoundError):
-        async with opened(Ingress(), LIMITS, lambda: True):
+        async with opened(Ingress(), LIMITS, at_once):
             pass
 
 
 async def test_what_one_ingress_leaves_another_takes(held):
     _, url = held
-    async with opened(Ingress("stays"), LIMITS, lambda: True):
-        async with opened(Ingress("goes"), LIMITS, lambda: True), asking(url) as client:
+    async with opened(Ingress("stays"), LIMITS, at_once):
+        async with opened(Ingress("goes"), LIMITS, at_once), asking(url) as client:
             assert (await client.get("/")).content in (b"stays", b"goes")
         async with asking(url) as client:
             assert (await client.get("/")).content == b"stays"
@@ -139,7 +143,7 @@ async def test_what_one_ingress_leaves_another_takes(held):
 async def test_what_a_client_has_left_is_cancelled(held, path):
     _, url = held
     ingress = Ingress()
-    async with opened(ingress, LIMITS, lambda: True):
+    async with opened(ingress, LIMITS, at_once):
         async with asking(url) as client:
             asked = asyncio.create_task(client.post(path, content=b"{}"))
             await asyncio.sleep(0.3)
@@ -150,7 +154,7 @@ async def test_what_a_client_has_left_is_cancelled(held, path):
 async def test_what_follows_the_answer_is_not_cancelled(held):
     _, url = held
     ingress = Ingress()
-    async with opened(ingress, LIMITS, lambda: True):
+    async with opened(ingress, LIMITS, at_once):
         async with asking(url) as client:
             await client.get("/")
         await until(lambda: ingress.tail_ended == 1)
@@ -159,7 +163,7 @@ async def test_what_follows_the_answer_is_not_cancelled(held):
 
 async def test_a_request_has_its_clients_id_or_one_of_its_own(held):
     _, url = held
-    async with asking(url) as client, opened(Ingress(), LIMITS, lambda: True):
+    async with asking(url) as client, opened(Ingress(), LIMITS, at_once):
         assert (await client.get("/", headers={"x-request-id": "mine"})).headers["x-request-id"] == "mine"
         given = [(await client.get("/")).headers["x-request-id"] for _ in range(2)]
     assert len({uuid.UUID(each) for each in given}) == 2
@@ -168,7 +172,7 @@ async def test_a_request_has_its_clients_id_or_one_of_its_own(held):
 async def test_an_answer_that_breaks_closes_the_connection_and_is_logged(held, caplog):
     _, url = held
     with caplog.at_level(logging.ERROR):
-        async with asking(url) as client, opened(Ingress(), LIMITS, lambda: True):
+        async with asking(url) as client, opened(Ingress(), LIMITS, at_once):
             with pytest.raises(httpx.RemoteProtocolError):
                 await client.get("/broken")
             assert (await client.get("/")).status_code == 200
@@ -177,7 +181,7 @@ async def test_an_answer_that_breaks_closes_the_connection_and_is_logged(held, c
 
 async def test_limits_of_connections_hold(held):
     _, url = held
-    async with asking(url) as client, opened(Ingress(), LIMITS, lambda: True):
+    async with asking(url) as client, opened(Ingress(), LIMITS, at_once):
         answer = await client.post("/", content=b"x" * 2001)
     assert (answer.status_code, "x-request-id" in answer.headers) == (413, True)
 
@@ -185,7 +189,7 @@ async def test_limits_of_connections_hold(held):
 async def test_without_a_door_nothing_is_opened(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     before = asyncio.all_tasks()
-    async with opened(Ingress(), LIMITS, lambda: True):
+    async with opened(Ingress(), LIMITS, at_once):
         assert asyncio.all_tasks() == before
 
 

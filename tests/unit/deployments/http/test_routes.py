@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -12,6 +13,8 @@ from deployments.http.ingress import SlackServeIngress
 from deployments.http.key_watch import KeysNotReadError
 from deployments.http.served_model import ServedModels
 from slo.admission.tenants import KeyRing
+
+IN_PLACE = routes._in_place
 
 
 class Keys:
@@ -52,7 +55,7 @@ def make(monkeypatch):
         return app
 
     monkeypatch.setattr(routes, "make_fastapi_ingress", made)
-    monkeypatch.setattr(routes, "_in_place", lambda: None)
+    monkeypatch.setattr(routes, "_in_place", asyncio.Event().wait)
     return lambda keys: routes.make_ingress(Ingress(), keys, LimitsConfig())
 
 
@@ -78,9 +81,10 @@ async def test_an_ingress_has_started_once_its_keys_were_read(make):
 
 async def test_an_ingress_counts_for_the_monitor_once_requests_find_it(make, monkeypatch):
     """While it waits for its keys it serves nobody, and the alert that there is none has to fire."""
-    keys, ingress, in_place = LateKeys(), Ingress(), []
-    monkeypatch.setattr(routes, "_in_place", lambda: in_place[0] if in_place else None)
-    monkeypatch.setattr(routes, "_LOOK_S", 0.01)
+    keys, ingress = LateKeys(), Ingress()
+    replica = SimpleNamespace(servable_object=None)
+    monkeypatch.setattr(routes, "_in_place", IN_PLACE)
+    monkeypatch.setattr(routes.serve, "get_replica_context", lambda: replica)
     app = make(keys)
     async with contextlib.AsyncExitStack() as stack:
         start = asyncio.create_task(stack.enter_async_context(app.router.lifespan_context(app)))
@@ -89,7 +93,7 @@ async def test_an_ingress_counts_for_the_monitor_once_requests_find_it(make, mon
         await asyncio.wait_for(start, 1)
         await asyncio.sleep(0.05)
         assert not ingress.announced.is_set()
-        in_place.append(ingress)
+        replica.servable_object = ingress
         await asyncio.wait_for(ingress.announced.wait(), 1)
 
 

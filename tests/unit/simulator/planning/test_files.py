@@ -13,7 +13,7 @@ from simulator.cost.accelerators import A100, kv_tokens
 from simulator.cost.operators import LLAMA_3_8B, LLAMA_3_70B
 from simulator.fleet.fleet import simulate
 from simulator.planning.files import load_fleet, parse_fleet
-from simulator.planning.plan import plan
+from simulator.planning.plan import Outage, plan
 from slo.files.profile import read_profile
 from slo.files.strict_yaml import FleetConfigError
 from slo.predict.handoff import HandoffSample
@@ -202,6 +202,17 @@ def test_every_request_of_an_overloaded_fleet_ends_whatever_the_arm(arm):
     fleet = parse_fleet({"arm": arm, "rate_rps": 30, "requests": 60, "workload": {"kinds": kinds}})
     result = simulate(fleet.setup(), fleet.demand().stream())
     assert None not in {passage.outcome for passage in result.passages}
+
+
+def test_a_fleet_is_planned_with_what_it_loses():
+    fleet = parse_fleet(LEAST | {"rate_rps": 10, "requests": 1000, "outage": {"at_s": 99, "for_s": 30}})
+    assert fleet.demand().outage == Outage(replicas=1, at_s=99.0, for_s=30.0)
+    late = parse_fleet(LEAST | {"rate_rps": 10, "requests": 1000, "outage": {"at_s": 100, "for_s": 30}})
+    with pytest.raises(
+        FleetConfigError, match=r"outage.at_s: 100 s is behind the load's end; 1000 requests at"
+    ):
+        late.demand()
+    assert "outage.for_s: Field required" in complaint(outage={})
 
 
 def test_a_model_that_does_not_fit_is_refused():

@@ -13,7 +13,7 @@ from simulator.cost.decode_steps import INSTANT_DECODE, DecodeModel
 from simulator.fleet.fleet import simulate
 from simulator.fleet.setup import FleetSetup
 from simulator.planning.decode_plan import ALONE, decodes, max_replicas, min_decode_replicas, min_replicas
-from simulator.planning.plan import PlannedLoad, plan
+from simulator.planning.plan import Outage, PlannedLoad, plan
 from simulator.report.plots import capacity_plot
 from simulator.workload.arrivals import Kind, LengthClass, Mix, Trace
 from slo.predict.handoff import INSTANT_LINK
@@ -46,6 +46,22 @@ def test_a_plan_reaches_the_target_with_the_fewest_that_do():
     assert min(found.tpot_by_tier.values()) >= 0.95
     assert found.chosen >= math.floor(found.load * 0.95)
     assert 0.3 < found.best.utilisation < 1.0
+
+
+def test_a_plan_bears_the_loss_of_a_replica():
+    demand = PlannedLoad(MIX, 14.0, 500, seed=2, target=0.95)
+    usual = plan(fleet(), demand)
+    outage = Outage(replicas=1, at_s=5.0, for_s=20.0)
+    found = plan(fleet(), replace(demand, outage=outage))
+    assert found.chosen > usual.chosen
+    without = next(point for point in usual.points if point.replicas == usual.chosen)
+    with_loss = next(point for point in found.points if point.replicas == usual.chosen)
+    assert with_loss.attainment < without.attainment
+    assert found.document()["outage"] == {"replicas": 1, "at_s": 5.0, "for_s": 20.0}
+
+
+def test_who_loses_all_replicas_serves_nobody_meanwhile():
+    assert [failure.replica for failure in Outage(3, 1.0, 2.0).failures(2)] == [0, 1]
 
 
 def test_a_plan_is_a_document_and_a_plot():
