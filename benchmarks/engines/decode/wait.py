@@ -87,21 +87,20 @@ def client() -> openai.AsyncOpenAI:
 
 async def show_grammars() -> None:
     """Have each grammar checked, by requests of a tier whose lengths say nothing of the others'."""
-    asks = client()
-    for length in range(APART, 1000 + APART, APART):
-        await asks.completions.create(
-            model="tiny",
-            prompt=[1, 2, 3],
-            max_tokens=1,
-            extra_body=grammar(length),
-            extra_headers={"x-slo-tier": "background"},
-        )
+    async with client() as asks:
+        for length in range(APART, 1000 + APART, APART):
+            await asks.completions.create(
+                model="tiny",
+                prompt=[1, 2, 3],
+                max_tokens=1,
+                extra_body=grammar(length),
+                extra_headers={"x-slo-tier": "background"},
+            )
 
 
 async def offered(seconds: float, rate_rps: float) -> Counter[str]:
     """Send all and wait for their ends; how many ended how."""
     rng = Random(SEED)  # noqa: S311 - arrivals
-    asks = client()
     asked, now_s = [], 0.0
     while (now_s := now_s + rng.expovariate(rate_rps)) < seconds:
         length = APART * max(1, min(1000 // APART, round(MEDIAN * rng.lognormvariate(0.0, 0.5) / APART)))
@@ -109,7 +108,9 @@ async def offered(seconds: float, rate_rps: float) -> Counter[str]:
         plain = {"ignore_eos": True}
         asked.append((now_s, prompt, length, plain if len(asked) % 3 == 0 else grammar(length)))
 
-    async def one(at_s: float, prompt: list[int], length: int, how: dict[str, Any]) -> str:
+    async def one(
+        asks: openai.AsyncOpenAI, at_s: float, prompt: list[int], length: int, how: dict[str, Any]
+    ) -> str:
         await asyncio.sleep(at_s)
         most = length if "ignore_eos" in how else 1024
         try:
@@ -128,7 +129,8 @@ async def offered(seconds: float, rate_rps: float) -> Counter[str]:
             return str(error.code)
         return "answered"
 
-    return Counter(await asyncio.gather(*[one(*each) for each in asked]))
+    async with client() as asks:
+        return Counter(await asyncio.gather(*[one(asks, *each) for each in asked]))
 
 
 def seen(log: str) -> list[Seen]:
