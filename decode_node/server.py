@@ -45,7 +45,7 @@ from slo.model_digest import OTHER_MODEL, UNTOLD, ModelDigest, is_same_model
 from slo.monitor.messages import DecodeSeen, Role
 from slo.predict.handoff import HandoffSample
 from slo.protocol import OTHER_PROTOCOL, OtherProtocolError
-from slo.replacement import NO_REPLACEMENTS, ReplacementRules
+from slo.replacement import NO_REPLACEMENTS, ReplacementRules, who_is_up
 from slo.reports import DecodeReported, ReplicaGone, Report
 from slo.request import ReplicaId, RequestContext
 from slo.tiers import Tier, TierSet
@@ -252,12 +252,12 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             return _only(refusal)
         return await super().tokenize(request, raw_request_info)  # type: ignore[no-any-return]
 
-    async def is_up(self, pin: ReplicaId | None = None) -> ReplicaId | None:  # noqa: ARG002
-        """Who answers, for those who wait for it; None from a replica whose engine is dead.
+    async def is_up(self, pin: ReplicaId | None = None) -> ReplicaId | None:
+        """Who answers, for those who wait for `pin`; see `slo.replacement.who_is_up`.
 
-        `pin` is read by `router.serve.replica_pinning` on the caller's side.
+        `router.serve.replica_pinning` reads `pin`, too, on the caller's side.
         """
-        return None if self._layer.is_dead else self._replica_id
+        return who_is_up(self._replica_id, pin, is_dead=self._layer.is_dead)
 
     async def check_health(self) -> None:
         """Serve asks for it, and replaces a replica whose engine is dead, or that is of no use.

@@ -45,6 +45,7 @@ from slo.predict.pass_shape import PassShape
 from slo.predict.prefill_time import PrefillPredictor, fit
 from slo.preemption.types import PreemptionMode, PreemptionRules
 from slo.queue.order import QueueOrder
+from slo.replacement import who_is_up
 from slo.reports import ReplicaGone
 from slo.request import ARRIVED_XARG, DEADLINE_XARG, HANDSHAKE_DUE_S, JobId, ReplicaId
 from slo.tiers import TierSet
@@ -237,12 +238,12 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         params = await super().prewarm_prefill(request)
         return None if params is None else (params, time.monotonic() - started_s)
 
-    async def is_up(self, pin: ReplicaId | None = None) -> ReplicaId | None:  # noqa: ARG002
-        """Who answers, for those who wait for it; None from a replica whose engine is dead.
+    async def is_up(self, pin: ReplicaId | None = None) -> ReplicaId | None:
+        """Who answers, for those who wait for `pin`; see `slo.replacement.who_is_up`.
 
-        `pin` is read by `router.serve.replica_pinning` on the caller's side.
+        `router.serve.replica_pinning` reads `pin`, too, on the caller's side.
         """
-        return None if self._reports.is_dead else self._replica_id
+        return who_is_up(self._replica_id, pin, is_dead=self._reports.is_dead)
 
     async def snapshot(self, pin: ReplicaId | None = None) -> dict[str, Any]:  # noqa: ARG002
         """What runs, waits and is suspended here, as plain data for `slackserve top`.
