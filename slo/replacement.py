@@ -49,7 +49,7 @@ class FailureCause(enum.StrEnum):
 def who_is_up(own: ReplicaId, asked: ReplicaId | None, *, is_dead: bool) -> ReplicaId | None:
     """What a replica answers to the question whether one is there: who it is; None when its engine is dead.
 
-    The question for one that Serve no longer sends to comes to another. What is wrong with that one is no answer.
+    The question for one that Serve no longer sends to comes to another, whose own state is no answer to it.
 
     Args:
         own: Whose answer it is.

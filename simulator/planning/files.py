@@ -227,7 +227,7 @@ class FleetConfig(Section):
     def demand(self) -> PlannedLoad:
         """The load."""
         requests = self.requests or max(_FEWEST_REQUESTS, math.ceil(self.rate_rps * _SPAN_S))
-        outage = self.outage and self.outage.outage()
+        outage = None if self.outage is None else self.outage.outage()
         if outage is not None and outage.at_s >= (span_s := requests / self.rate_rps):
             raise FleetConfigError(
                 f"outage.at_s: {outage.at_s:g} s is behind the load's end; {requests} requests at "
