@@ -78,6 +78,16 @@ class _Row(NamedTuple):
     saves_s: float
     moves_s: float
 
+    @property
+    def shortens_by_s(self) -> float:
+        """By how much each of its steps is shorter than with everybody, on average."""
+        return self.saves_s / (self.steps + 1)
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether moving the streams is a small part of what is saved."""
+        return bool(self.left_out) and self.moves_s <= MOVING * (self.saves_s + self.moves_s)
+
 
 class Composer:
     """Composes the steps of one engine.
@@ -221,8 +231,10 @@ class Composer:
         row = _Row(0, frozenset(), 0.0, 0.0)
         for steps in ROWS:
             may_wait = [one for one in others if _may_wait(one, now_s, (steps + 1) * full_s)]
-            row = self._planned(steps, may_wait, full_s, pace_s)
-            if row.left_out and row.moves_s <= MOVING * (row.saves_s + row.moves_s):
+            longer = self._planned(steps, may_wait, full_s, pace_s)
+            if longer.shortens_by_s >= row.shortens_by_s or not row.is_cheap:
+                row = longer
+            if row.is_cheap and row.shortens_by_s >= full_s - pace_s:
                 break
         self._row, self._for, self._pace_s = row.steps, frozenset(tight), pace_s
         return row.left_out if row.saves_s >= WORTH * (row.steps + 1) * full_s else frozenset()
