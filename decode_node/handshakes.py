@@ -101,6 +101,11 @@ class Handshakes:
             return  # otherwise nobody has answered, or all pulls were late
         self._task = asyncio.create_task(self._later(expected, meeting))
 
+    @property
+    def has_pulled(self) -> bool:
+        """Whether a KV cache has ever come from a prefill replica."""
+        return self._pulled_at_s > -math.inf
+
     def pulled(self) -> None:
         """A KV cache has come from a prefill replica, of whichever request.
 

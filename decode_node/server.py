@@ -356,6 +356,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             awaited=self._orchestrator.awaited(),
             caches_prefixes=tap.caches_prefixes,
             digest=self._orchestrator.digest,
+            has_pulled=self._handshakes.has_pulled,
         )
 
 

@@ -76,7 +76,6 @@ class RouterCore:
         self.view = FleetView(weights, limits, started_s)
         self._policies = policies
         self._placement = placement
-        self._has_had_prefill = False
         self._link = link
         self._gate = gate or Gate()
         self._promises = Promises(policies, limits.stretch)
@@ -90,7 +89,7 @@ class RouterCore:
     def serves(self, now_s: float) -> bool:
         """Whether requests are answered: by both tiers or, once prefill is lost, by decode alone."""
         has_prefill = bool(self.view.usable_prefill(now_s))
-        may_do_without = self._has_had_prefill and self._may_do_without(now_s)
+        may_do_without = self.view.has_had_prefill and self._may_do_without(now_s)
         return bool(self.view.usable_decode(now_s)) and (has_prefill or may_do_without)
 
     def is_settled(self, now_s: float) -> bool:
@@ -101,7 +100,6 @@ class RouterCore:
 
     def prefill_reported(self, event: PrefillReported, now_s: float) -> tuple[float, ...]:
         """See `FleetView.prefill_reported`."""
-        self._has_had_prefill = True
         self._promises.prefill_reported(event, now_s)
         named = {job.job_id for job in event.jobs}
         known = self.view.named_by(event.replica_id)

@@ -105,6 +105,7 @@ class DecodeReported(Message):
             not got yet.
         caches_prefixes: Whether requests share the KV cache of prompts that begin alike.
         digest: Of the model that it serves.
+        has_pulled: Whether a KV cache has come to it from a prefill replica.
     """
 
     replica_id: ReplicaId
@@ -119,6 +120,7 @@ class DecodeReported(Message):
     awaited: tuple[AwaitedKv, ...] = ()
     caches_prefixes: bool = True
     digest: ModelDigest = UNTOLD
+    has_pulled: bool = False
 
 
 class EngineEnd(enum.StrEnum):

@@ -95,6 +95,8 @@ class FleetView:
 
     Attributes:
         listens_since_s: When it was started, or first heard a replica again after it had heard nobody.
+        has_had_prefill: Whether there has been a prefill replica, by its own word or by decode's, which alone
+            tells of those that were lost before the router was started.
     """
 
     def __init__(self, weights: dict[Tier, float], limits: RouterLimits, started_s: float) -> None:
@@ -113,6 +115,7 @@ class FleetView:
         self.listens_since_s = self._swept_at_s = started_s
         self._heard_s = math.inf
         """When it last heard a replica, infinite before the first."""
+        self.has_had_prefill = False
 
     def prefill_reported(self, event: PrefillReported, now_s: float) -> tuple[float, ...]:
         """Take a replica's word for its work, keeping placements that it cannot have seen yet.
@@ -122,6 +125,7 @@ class FleetView:
         """
         replica = self.prefill.get(event.replica_id)
         self._hear(now_s, is_known=replica is not None)
+        self.has_had_prefill = True
         if replica is None:
             replica = PrefillView(event.replica_id, event.predictor, now_s, self._weights)
             self.prefill[event.replica_id] = replica
@@ -154,6 +158,7 @@ class FleetView:
         """Remember how full and how fast a decode replica is."""
         is_known = event.replica_id in self.decode
         self._hear(now_s, is_known=is_known)
+        self.has_had_prefill |= event.has_pulled
         if not is_known:
             self.decode[event.replica_id] = DecodeView(event.replica_id)
         self.decode[event.replica_id].reported(event, now_s, self.ranks)

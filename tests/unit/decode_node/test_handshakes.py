@@ -85,9 +85,11 @@ async def test_one_that_needs_prefill_waits_for_the_tier():
 async def test_one_that_can_compute_prompts_does_not_wait_and_meets_them_later():
     tier, engine, shaking, took_s = await began(0, needed=False)
     assert 0.2 <= took_s < 0.9
+    assert not shaking.has_pulled
     tier.up = 2
     await asyncio.wait_for(shaking._task, 1.0)
     assert engine.pulled == [0, 1]
+    assert shaking.has_pulled
 
 
 async def test_one_replica_that_is_down_is_not_waited_for_long():

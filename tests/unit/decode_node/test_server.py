@@ -152,6 +152,7 @@ async def test_who_waits_for_a_place_and_who_is_rendered_are_among_those_whose_k
     replica.server._layer = SimpleNamespace(is_dead=False)
     replica.server._local = replica.server._short = LocalPrefills(1)
     replica.server._tap = EngineTap("decode", SimpleNamespace(set=lambda *_, **__: None))
+    replica.server._handshakes = SimpleNamespace(has_pulled=True)
 
     async def answer(arrived):
         await rendered.wait()
@@ -162,7 +163,7 @@ async def test_who_waits_for_a_place_and_who_is_rendered_are_among_those_whose_k
     await asyncio.sleep(0.01)
     replica.server._orchestrator = replace(replica.server._orchestrator, digest=ModelDigest("model"))
     told = replica.server._report()
-    assert told.digest == "model"
+    assert (told.digest, told.has_pulled) == ("model", True)
     assert (told.running, told.awaited) == (5, tuple(AwaitedKv(JobId(f"{n}"), STANDARD) for n in range(5)))
     asked[3].cancel()
     await asyncio.sleep(0.01)

@@ -45,6 +45,17 @@ def test_with_prefill_lost_decode_serves_alone_but_not_before_there_was_any():
     assert not router.serves(0.0)
 
 
+def test_a_router_that_is_new_hears_from_decode_that_there_was_prefill():
+    """It may be replaced while prefill is away, and so may never have heard of it."""
+    router = without_prefill()
+    router.view.decode_reported(DecodeReported(ReplicaId("decode-1"), 0.0, 0, has_pulled=True), 0.0)
+    assert router.serves(0.0)
+    assert not router.is_ready(0.0)
+    router.view.decode_reported(DecodeReported(ReplicaId("decode-2"), 0.0, 0), 0.0)
+    router.view.replica_gone(ReplicaGone(ReplicaId("decode-1")))
+    assert router.serves(0.0), "one that came later has not met it"
+
+
 def test_a_router_that_has_just_started_says_that_it_may_not_have_heard_of_all():
     router = RouterCore(POLICIES, LeastHarm(), RouterLimits(settle_s=3.0), started_s=10.0)
     router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), 11.0)
