@@ -37,7 +37,7 @@ from deployments.calibrate.command import calibrate
 from deployments.config import ConfigError
 from deployments.config.replicas import MAX_LEAVE_S
 from deployments.config.settings import SlackServeConfig, load, parse
-from deployments.local.ending import end_process
+from deployments.local.ending import StopRequested, end_process
 from deployments.local.machine import advice
 from deployments.local.request_log import SESSION_LOGS, events_of, print_timeline
 from deployments.models.conversion import ProgressCallback
@@ -124,7 +124,7 @@ def serve(
         announce(_console, deployment.url, asking, time.monotonic() - started_s, said)
         stop.wait()
         _console.print("Stopping.")
-    except _StopRequested:
+    except StopRequested:
         _console.print("Stopping before everything was up.")
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -294,10 +294,6 @@ def announce(console: Console, url: str, asking: str, seconds: float, said: Sequ
     console.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
-class _StopRequested(Exception):  # noqa: N818 - not an error
-    """Ctrl-C before the deployment is up."""
-
-
 def _problems(settings: SlackServeConfig) -> list[str]:
     logging.disable(logging.WARNING)  # what vLLM says of its own import
     try:
@@ -331,7 +327,7 @@ class _StartProgress:
     def update(self, parts: list[Part], stop: threading.Event) -> None:
         """Take the latest state, or stop waiting."""
         if stop.is_set():
-            raise _StopRequested
+            raise StopRequested
         self._parts = parts
 
     def __rich__(self) -> Table:

@@ -16,6 +16,10 @@ HANGING: Final = "waits for Ray"
 _KILLED_S: Final = 5.0
 
 
+class StopRequested(Exception):  # noqa: N818 - not an error
+    """This process shall end before what it starts is up."""
+
+
 def kill(processes: Iterable[psutil.Process]) -> None:
     """Kill those that have not ended."""
     for process in processes:

@@ -17,9 +17,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,7 +30,7 @@ from deployments.grpc import SERVICERS
 from deployments.http.door import Door
 from deployments.http.proxy import IMPORT_PATH, LIMITS_VARIABLE
 from deployments.local.checks import CHECKS_OF_THIS_MACHINE, check_ports
-from deployments.local.ending import HANGING, kill_after
+from deployments.local.ending import HANGING, StopRequested, kill_after
 from deployments.local.machine import check_gpus, cpus_needed
 from deployments.local.ray_access import keep_session, keep_token, open_ray
 from kv_transfer.cores import usable_cores
@@ -96,11 +96,12 @@ class LocalDeployment:
     def start(self, show: Callable[[list[Part]], None], timeout_s: float = 1800.0) -> None:
         """Bring everything up and return once both tiers are warm.
 
-        `show` is called about once a second with what is being waited for.
+        `show` is called about once a second with what is being waited for; it may raise `StopRequested`.
 
         Raises:
             ConfigError: when the configuration cannot work here.
             StartError: when a part fails, or time is up.
+            StopRequested: when `show` does, or a SIGTERM comes while Ray starts.
         """
         for check in CHECKS_OF_THIS_MACHINE:
             check(self._config)
@@ -180,23 +181,21 @@ class LocalDeployment:
 
         os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", IMPORT_PATH)
         os.environ[LIMITS_VARIABLE] = self._config.limits.model_dump_json()
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         keep_token()
-        started = ray.init(
-            address="local",
-            num_cpus=max(os.cpu_count() or 1, cpus_needed(self._config)),
-            include_dashboard=False,
-            log_to_driver=self._verbose,
-            logging_level="INFO" if self._verbose else "ERROR",
-            _metrics_export_port=self._config.ray_metrics_port,
-        )
+        with _handler_kept():
+            started = ray.init(
+                address="local",
+                num_cpus=max(os.cpu_count() or 1, cpus_needed(self._config)),
+                include_dashboard=False,
+                log_to_driver=self._verbose,
+                logging_level="INFO" if self._verbose else "ERROR",
+                _metrics_export_port=self._config.ray_metrics_port,
+            )
         keep_session(Path(started.address_info["session_dir"]))
         of_ray = psutil.Process().children(recursive=True)
         self._gcs = [each for each in of_ray if _is_gcs(each)]
         check_ray_is_closed()
         check_gpus(self._config, ray.cluster_resources())
-        for number, handler in handlers.items():  # Ray installs its own, which leaves without cleaning up
-            signal.signal(number, handler)
         given = self._config.grpc
         if given.port is None:
             serve.start(proxy_location="Disabled")
@@ -236,6 +235,23 @@ class LocalDeployment:
         if answer is None:
             return False, "the port does not answer yet"
         return answer.get("status") == "ready", str(answer.get("reason", answer.get("status")))
+
+
+@contextmanager
+def _handler_kept() -> Iterator[None]:
+    """Keep this process's handler of SIGTERM, for which `ray.init` installs one that raises SystemExit.
+
+    Raises:
+        StopRequested: when that has been called.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, handler)
+    except SystemExit:
+        raise StopRequested from None
 
 
 def _end(processes: Iterable[psutil.Process], patience_s: float) -> int:

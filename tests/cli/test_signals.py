@@ -32,8 +32,8 @@ def names(processes):
     return " ".join(found)
 
 
-def test_a_signal_to_all_its_processes_ends_it(tmp_path):
-    """So do systemd and `timeout`. Parts of Ray end then; the command waited for them until it aborted."""
+def said_until_its_end(tmp_path, once, *, to_all):
+    """What a command says that gets a signal, alone or with all its processes, once one of that name runs."""
     path, log, ports = tmp_path / "config.yaml", tmp_path / "log", random.randrange(24_000, 31_000)
     config = {
         "model": str(build_tiny_llama(tmp_path / "tiny")),
@@ -47,10 +47,10 @@ def test_a_signal_to_all_its_processes_ends_it(tmp_path):
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment())
     try:
         gives_up_s = time.monotonic() + 120
-        while "ServeReplica:slackserve:Decode" not in names(family := family_of(process)):
+        while once not in names(family := family_of(process)):
             assert time.monotonic() < gives_up_s, log.read_text()
-            time.sleep(0.5)
-        for each in [*family, psutil.Process(process.pid)]:
+            time.sleep(0.1)
+        for each in [*(family if to_all else []), psutil.Process(process.pid)]:
             with suppress(psutil.NoSuchProcess):
                 each.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0, log.read_text()
@@ -62,3 +62,15 @@ def test_a_signal_to_all_its_processes_ends_it(tmp_path):
     assert "Stopped" in said
     assert "Traceback" not in said
     assert "core_worker" not in said, said
+    return said
+
+
+def test_a_signal_to_all_its_processes_ends_it(tmp_path):
+    """So do systemd and `timeout`. Parts of Ray end then; the command waited for them until it aborted."""
+    said_until_its_end(tmp_path, "ServeReplica:slackserve:Decode", to_all=True)
+
+
+def test_a_signal_while_ray_starts_ends_it(tmp_path):
+    """Ray has a handler of its own then, which would end it with the signal's number."""
+    said = said_until_its_end(tmp_path, "gcs_server", to_all=False)
+    assert "Stopping before everything was up." in said

@@ -1,4 +1,5 @@
 import http.server
+import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from ports import free_port
 from deployments.config import ConfigError
 from deployments.config.settings import parse
 from deployments.local import launcher
-from deployments.local.ending import kill_after
+from deployments.local.ending import StopRequested, kill_after
 from deployments.local.launcher import (
     LocalDeployment,
     StartError,
@@ -141,6 +142,26 @@ def test_other_users_get_neither_rays_token_nor_into_its_session(monkeypatch, tm
     with pytest.raises(StartError):
         LocalDeployment(parse({"model": "m"}))._start_ray()
     assert session.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_signal_while_ray_starts_ends_the_start_and_not_the_process(monkeypatch):
+    """Ray's own handler would end it with the signal's number."""
+    heard = []
+
+    def init(**_):
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(launcher, "keep_token", lambda: None)
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        with pytest.raises(StopRequested):
+            LocalDeployment(parse({"model": "m"}))._start_ray()
+        signal.raise_signal(signal.SIGTERM)
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_stop_shows_nothing_of_what_ray_says_of_its_own_end(monkeypatch, capsys):
