@@ -1,7 +1,7 @@
 """A node that is about to end hands on what it has: its replicas start elsewhere, and finish what they serve.
 
 Serve's proxy on it ends last, with the last stream that it passes on, whoever serves that. Ray's own end of a
-node, SIGTERM, ends all its processes at once.
+node, SIGTERM, leaves it 30 s at most, in which few replicas have started elsewhere.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from manifests import (
     serve_config,
 )
 from ray._private import utils
+from ray._private.ray_constants import RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S
 from ray.serve._private.constants import PROXY_MIN_DRAINING_PERIOD_S
 from ray.serve.schema import ServeDeploySchema
 from typer.testing import CliRunner
@@ -190,7 +191,7 @@ def _times(objects, config: SlackServeConfig):
         probe = container_of(group["template"])["readinessProbe"]
         if probe["periodSeconds"] * probe["failureThreshold"] + probe["timeoutSeconds"] > _DRAINED_S:
             yield f"{tier}: clients are sent to a proxy that has ended"
-        if not longest <= within < grace:
+        if not longest <= within < grace - RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S:
             yield f"a pod of {tier} takes {within:g} s to leave, of {grace}, with what may take {longest} s"
     stays_s = ray_service(objects)["spec"]["rayClusterDeletionDelaySeconds"]
     if stays_s <= max(graces):
@@ -300,7 +301,7 @@ MISTAKES = {
         each for each in objects if each["metadata"]["name"] == "slackserve-workers"
     )["spec"]["podMetricsEndpoints"][0].update(port="metric"),
     "to its own host only": in_serve_config("host: 0.0.0.0, port: 9465", "port: 9465"),
-    "what it holds may take": in_serve_config("log_json: true", "kv_transfer: {lease_s: 91}"),
+    "what it holds may take": in_serve_config("log_json: true", "kv_transfer: {lease_s: 121}"),
     "s to leave": in_prefill(
         lambda group, container: container["lifecycle"]["preStop"]["exec"].update(
             command=["slackserve", "leave", "--within", "700"]
