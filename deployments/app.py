@@ -163,8 +163,6 @@ def _monitor(config: SlackServeConfig, models: Sequence[FoundModel]) -> MonitorO
     tiers = config.tiers.tier_set()
     return MonitorOptions(
         {model.name: monitor.settings(config.preemption, tiers, model.names) for model in models},
-        monitor.host,
-        monitor.port,
         on_head=monitor.node == "head",
     )
 

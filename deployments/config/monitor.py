@@ -49,4 +49,5 @@ class MonitorConfig(Section):
             preemption=preemption.policy,
             margin=preemption.margin,
             models=models,
+            exported_at=(self.host, self.port),
         )

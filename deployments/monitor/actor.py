@@ -48,14 +48,10 @@ class MonitorOptions:
 
     Attributes:
         settings: By model; hold until an ingress reports others.
-        host: The address on which metrics are exported.
-        port: The port of the same; 0 exports none.
         on_head: Whether it runs on Ray's head node, where a scrape finds it, or on any.
     """
 
     settings: Mapping[str, MonitorSettings]
-    host: str = "127.0.0.1"
-    port: int = 0
     on_head: bool = True
 
 
@@ -67,7 +63,9 @@ class SloMonitor:
         logging.basicConfig(level=logging.INFO)
         now_s = time.monotonic()
         self._cores = {model: MonitorCore(settings, now_s) for model, settings in options.settings.items()}
-        self._exporter = Exporter(options.host, options.port)
+        self._exporter = Exporter()
+        for settings in options.settings.values():
+            self._export_as(settings)
         self._show_at_s = 0.0
         self._yields_until_s = 0.0
         self._watching = asyncio.get_running_loop().create_task(self._watch())
@@ -76,12 +74,12 @@ class SloMonitor:
         """Hear from somebody; of a model that is new, as after an upgrade, from now on."""
         now_s = time.monotonic()
         if (core := self._cores.get(report.model)) is None:
-            core = self._cores[report.model] = MonitorCore(report.settings or MonitorSettings(), now_s)
-        return core.heard(report, now_s)
-
-    async def export_at(self, host: str, port: int) -> None:
-        """Export metrics there: whoever starts it anew after a change of configuration finds it running."""
-        self._exporter.move(host, port)
+            core = self._cores[report.model] = MonitorCore(MonitorSettings(), now_s)
+        before = core.settings
+        answer = core.heard(report, now_s)
+        if core.settings.exported_at != before.exported_at:
+            self._export_as(core.settings)
+        return answer
 
     async def yield_port(self) -> None:
         """Leave the port to a monitor of other code, to which new ingresses report."""
@@ -134,6 +132,10 @@ class SloMonitor:
             if (policy := core.policy).version != before:
                 _LOGGER.info("policy_revised model=%s reason=%s %s", model, reason.value, policy)
 
+    def _export_as(self, settings: MonitorSettings) -> None:
+        if settings.exported_at is not None:
+            self._exporter.move(*settings.exported_at)
+
     def _export(self) -> None:
         started_s = time.monotonic()
         if started_s < self._yields_until_s:
@@ -152,7 +154,7 @@ class SloMonitor:
 
 
 def start_monitor(options: MonitorOptions, application: str, *, is_ingress: bool = False) -> Any:
-    """The handle of an application's monitor; started if there is none, and told where to export metrics.
+    """The handle of an application's monitor; started if there is none.
 
     It needs no CPU of its own, so that a full cluster still has one. Where an ingress asks for it, the
     application's monitors of other code leave the port to it: from now on it hears what is judged.
@@ -169,7 +171,6 @@ def start_monitor(options: MonitorOptions, application: str, *, is_ingress: bool
         resources=place,
     )
     monitor = actor.remote(options, name)
-    monitor.export_at.remote(options.host, options.port)
     if is_ingress:
         for other in monitors_of(application):
             if other != monitor:

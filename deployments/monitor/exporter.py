@@ -71,7 +71,7 @@ class _Server(ThreadingWSGIServer):
 class Exporter:
     """Serves the latest series under `/metrics`; port 0 exports nothing."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self._wanted = host, port
         self._at = host, 0
         self._server: Any = None

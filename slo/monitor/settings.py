@@ -20,6 +20,7 @@ class MonitorSettings:
         corrects: Whether it corrects predictors, and the margin with them.
         directs: Whether it orders running prefills to stop for others.
         preemption: The configured policy of preemption.
+        exported_at: Host and port where metrics are exported, port 0 for nowhere; None leaves it as it is.
     """
 
     tiers: TierSet = DEFAULT_TIERS
@@ -31,6 +32,7 @@ class MonitorSettings:
     preemption: PreemptionPolicy = PreemptionPolicy.FEASIBLE_SET
     margin: float = 3.0
     models: tuple[str, ...] = ()
+    exported_at: tuple[str, int] | None = None
 
     @property
     def targets(self) -> dict[Tier, float]:

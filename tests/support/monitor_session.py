@@ -3,14 +3,15 @@
 Beside it another application with a monitor, in which all is well.
 
 Run as a script: `monitor_session.py PORT DIRECTORY`. Writes a line of JSON about every quarter of a second.
-Reads commands from standard input, one a line: `kill` kills the monitor's process, `move PORT` starts it anew
-with another port, `upgrade PORT` has an ingress of other code start, `end` ends the monitor for good, and the
-end of the input ends everything.
+Reads commands from standard input, one a line: `kill` kills the monitor's process, `move PORT` has an ingress
+start whose configuration has another port, `upgrade PORT` has an ingress of other code start, `end` ends the
+monitor for good, and the end of the input ends everything.
 """
 
 import asyncio
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from unittest import mock
 
@@ -49,8 +50,17 @@ class Instruments:
             self.lost = bool(value)
 
 
-def participants(corrections):
-    yield Participant("ingress", Role.INGRESS, IngressSeen, settings=SETTINGS, model=MODEL)
+def exported_at(port):
+    return replace(SETTINGS, exported_at=("127.0.0.1", port))
+
+
+def ingress(port):
+    name = f"ingress-{port}"
+    return Participant(name, Role.INGRESS, IngressSeen, settings=exported_at(port), model=MODEL)
+
+
+def participants(corrections, port):
+    yield ingress(port)
     yield Participant(
         SLOW,
         Role.PREFILL,
@@ -62,12 +72,12 @@ def participants(corrections):
 
 
 async def run(port):
-    options = MonitorOptions({MODEL: SETTINGS}, port=port)
+    options = MonitorOptions({MODEL: exported_at(port)})
     handle = start_monitor(options, APPLICATION)
     corrections = [1.0]
     clients = [
         MonitorClient(it, Instruments(), partial(find_monitor, APPLICATION), 0.1)
-        for it in participants(corrections)
+        for it in participants(corrections, port)
     ]
     other = MonitorClient(
         Participant("other", Role.INGRESS, IngressSeen, settings=OTHER_SETTINGS, model=MODEL),
@@ -107,7 +117,7 @@ async def uptime_s(handle):
 def upgrade(port):
     """An ingress starts whose code is another."""
     with mock.patch.object(actor, "monitor_name", lambda application: f"{monitor_prefix(application)}other"):
-        start_monitor(MonitorOptions({MODEL: SETTINGS}, port=port), APPLICATION, is_ingress=True)
+        start_monitor(MonitorOptions({MODEL: exported_at(port)}), APPLICATION, is_ingress=True)
 
 
 async def obey(handle):
@@ -119,7 +129,8 @@ async def obey(handle):
         if command == "kill":
             ray.kill(handle, no_restart=False)
         elif command.startswith("move "):
-            start_monitor(MonitorOptions({MODEL: SETTINGS}, port=int(command.split()[1])), APPLICATION)
+            coming = ingress(int(command.split()[1]))
+            MonitorClient(coming, Instruments(), partial(find_monitor, APPLICATION), 0.1).start()
         elif command.startswith("upgrade "):
             upgrade(int(command.split()[1]))
         elif command == "end":

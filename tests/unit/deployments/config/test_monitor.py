@@ -18,12 +18,16 @@ def monitor(**values):
 
 
 def test_the_defaults_are_those_of_the_decision_rules():
-    assert MonitorConfig().settings(PreemptionConfig(), DEFAULT_TIERS) == MonitorSettings()
+    assert MonitorConfig().settings(PreemptionConfig(), DEFAULT_TIERS) == MonitorSettings(
+        exported_at=("127.0.0.1", 9465)
+    )
 
 
 def test_every_key_reaches_the_rules():
     tiers = parse({"tiers": {"premium": {"target": 0.999}}}).tiers.tier_set()
     settings = monitor(
+        host="0.0.0.0",
+        port=9466,
         window_s=60,
         shed=False,
         correct=False,
@@ -33,6 +37,7 @@ def test_every_key_reaches_the_rules():
     assert settings.targets == {PREMIUM: 0.999, STANDARD: 0.95, BACKGROUND: 0.9}
     assert (settings.steers, settings.corrects, settings.directs) == (False, False, False)
     assert settings.window_s == 60
+    assert settings.exported_at == ("0.0.0.0", 9466)
     assert (settings.preemption, settings.margin) == (PreemptionPolicy.RESCUE, 2.5)
 
 

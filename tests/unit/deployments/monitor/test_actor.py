@@ -132,7 +132,8 @@ def reason_and_refused(monkeypatch, host):
     monkeypatch.setattr(actor, "LOOK_S", 0.01)
 
     async def watch():
-        monitor = SloMonitor(MonitorOptions({"tiny": MonitorSettings()}, host, free_port()), "slo-monitor-x")
+        settings = MonitorSettings(exported_at=(host, free_port()))
+        monitor = SloMonitor(MonitorOptions({"tiny": settings}), "slo-monitor-x")
         await asyncio.sleep(0.2)
         monitor._watching.cancel()
         state = await monitor.state()
@@ -146,6 +147,25 @@ def test_a_monitor_decides_whatever_its_address_is(monkeypatch, host):
     reason, refused = reason_and_refused(monkeypatch, host)
     assert reason == SteerReason.TOO_SOON
     assert refused
+
+
+async def test_metrics_are_where_the_latest_configuration_wants_them():
+    """Ray restarts it with the settings that it was first started with."""
+    before, after = (MonitorSettings(exported_at=("127.0.0.1", free_port())) for _ in range(2))
+    monitor = SloMonitor(MonitorOptions({"tiny": before}), "slo-monitor-x")
+    for model, reporter, settings, there in (
+        ("tiny", "drains", before, before),
+        ("new", "router", None, before),
+        ("new", "comes", after, after),
+        ("tiny", "drains", before, after),
+        ("tiny", "comes", after, after),
+        ("tiny", "drains", before, after),
+    ):
+        await monitor.report(MonitorReport(reporter, Role.INGRESS, 0, settings=settings, model=model))
+        monitor._export()
+        assert ("127.0.0.1", (await monitor.state())["metrics_port"]) == there.exported_at
+    monitor._watching.cancel()
+    monitor._exporter.close()
 
 
 def test_a_monitor_decides_whatever_becomes_of_its_metrics(monkeypatch, caplog):
