@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from decode_node.answers import error_response
+from decode_node.answers import NOTHING_ALLOWED, error_response
 from decode_node.carrying import (
     PRESSURE_SCHEDULER,
     ResampledReason,
@@ -85,11 +85,16 @@ _NOT_REPLACED: Final = {
     ),
 }
 """Code, type and message that a client gets."""
-_NOTHING_ALLOWED: Final = (
-    "the answer cannot go on: no token that conforms to what it must conform to is allowed by the request's "
-    "other parameters, such as allowed_token_ids, bad_words and min_tokens"
+_ENDED_BY_GRAMMAR: Final = (
+    400,
+    NOTHING_ALLOWED,
+    (
+        "the answer cannot go on: no token that conforms to what it must conform to is allowed by the "
+        "request's other parameters, such as allowed_token_ids, bad_words and min_tokens"
+    ),
+    "structured_outputs",
 )
-"""What a client is told whose own grammar ends its answer."""
+"""Likewise, with the field at fault, where its own grammar ends its answer."""
 _HERE_XARG: Final = "slackserve_here"
 """The name of a request whose prompt the engine computes itself."""
 
@@ -349,7 +354,7 @@ class Orchestrator:
             raise run.refuse(self.layer.failed("the engine is ending"))
         if "error" in reasons and params.structured_outputs is not None:
             # Its grammar has no token that the other parameters allow, here or on any other replica.
-            raise run.refuse(error_response(400, "BadRequestError", _NOTHING_ALLOWED, "structured_outputs"))
+            raise run.refuse(error_response(*_ENDED_BY_GRAMMAR))
 
     async def _go_on_after(self, run: Underway, failure: PrefillFailedError) -> None:
         """Give the run another place after a failure, or refuse it.

@@ -2,7 +2,8 @@
 
 Every request ends exactly once, with exactly one `Outcome`; the values label metrics. A request that was
 refused before it was queued is `REJECTED` (malformed, unauthorised, or beyond its tenant's limits) or `SHED`
-(overload); one that the server has accepted and ended later, as too late or for others, is `EVICTED`. A
+(overload); one that the server has accepted and ended later, as too late or for others, is `EVICTED`, and one
+that turns out later to be malformed, as when its own grammar ends its answer, is `REJECTED`. A
 `RejectionReason` is always of a request that was never queued. `RequestEnded.judged` is the one rule by which
 objectives count as met, missed or not judged, wherever attainment is counted; `attained` sums it up for the
 request.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from decode_node.answers import EngineError, error_in, is_done, parts_of
+from decode_node.answers import NOTHING_ALLOWED, EngineError, error_in, is_done, parts_of
 from deployments.http import errors as http_errors
 from deployments.http.accounting import RequestRecord
 from deployments.http.errors import HTTPError
@@ -50,9 +50,13 @@ async def _parts(first: Any, rest: AsyncGenerator[Any, None]) -> AsyncGenerator[
 
 
 def _late_end(error: EngineError) -> Outcome:
-    """How a request ends whose answer breaks off: whatever it is, the server has not kept its word."""
+    """How a request ends whose answer breaks off.
+
+    Unless others or its own grammar have ended it, the server has not kept its word, whatever it is.
+    """
     ended = http_errors.ended_by(http_errors.engine_error(error))
-    return ended if ended is Outcome.EVICTED else Outcome.FAILED
+    is_told = ended is Outcome.EVICTED or error.type == NOTHING_ALLOWED
+    return ended if is_told else Outcome.FAILED
 
 
 def _error_event(error: HTTPError) -> str:

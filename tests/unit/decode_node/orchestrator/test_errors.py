@@ -29,7 +29,7 @@ from vllm.exceptions import GenerationError, VLLMValidationError
 from vllm.v1.engine.input_processor import InputProcessor
 
 from benchmarks.harness.tiny_models import build_tiny_llama
-from decode_node.answers import REQUEST_FAILED, error_response
+from decode_node.answers import NOTHING_ALLOWED, REQUEST_FAILED, error_response
 from decode_node.requests.local_prefills import LocalPrefills
 from decode_node.requests.only_here import admitted
 from slo.request import ENGINE_DIED, TENANT_XARG
@@ -141,5 +141,5 @@ async def test_an_answer_that_its_own_grammar_ends_is_the_requests_fault_and_not
             *pieces, refused = await read(answer)
     assert set(pieces) == ({STREAMED[0]} if stream and first else set())
     error = refused.error
-    assert (error.code, error.type, error.param) == (400, "BadRequestError", "structured_outputs")
+    assert (error.code, error.type, error.param) == (400, NOTHING_ALLOWED, "structured_outputs")
     assert steps.asked == []

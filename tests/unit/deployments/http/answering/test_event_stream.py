@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from decode_node.answers import error_response
+from decode_node.answers import NOTHING_ALLOWED, error_response
 from deployments.http.answering.event_stream import events
 from deployments.http.errors import HTTPError
 from slo.outcomes import Outcome
@@ -14,6 +14,7 @@ ERROR = 'data: {"error": {"message": "it broke", "code": 500}}\n\n'
 DONE = "data: [DONE]\n\n"
 DROPPED = error_response(429, "dropped", "it is promised nothing")
 FAILED = error_response(400, "BadRequestError", "it broke")
+ITS_OWN = error_response(400, NOTHING_ALLOWED, "it cannot go on", "structured_outputs")
 
 
 class Record:
@@ -54,6 +55,7 @@ async def outcome_of(pieces, read):
         pytest.param([TOKEN, ERROR, DONE], 2, Outcome.FAILED, id="an error before [DONE]"),
         pytest.param([TOKEN, FAILED, DONE], 2, Outcome.FAILED, id="whatever the error"),
         pytest.param([TOKEN, DROPPED, DONE], 2, Outcome.EVICTED, id="but one that others have ended"),
+        pytest.param([TOKEN, ITS_OWN, DONE], 2, Outcome.REJECTED, id="or its own grammar"),
     ],
 )
 async def test_a_stream_is_whole_once_done_was_handed_over(pieces, read, outcome):
