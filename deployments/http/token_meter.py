@@ -48,7 +48,7 @@ class TokenMeter:
         self._answers_in_all = self._answers_per_prompt * prompts(body)
         self._answers: dict[int, Usage] = {}
         self._streams = bool(body.stream)
-        self._hides_reasoning = getattr(body, "include_reasoning", None) is False
+        self._is_silent_at_times = _is_silent_at_times(body)
         self._whole: Usage | None = None
         self._total_tokens: int | None = None
         self._shows_totals = self._shows_counts = True
@@ -126,9 +126,18 @@ class TokenMeter:
         seen = self._answers.values()
         output_tokens = self._total_tokens
         if output_tokens is None:
-            if seen and self._hides_reasoning:  # of which no event tells anything
+            if seen and self._is_silent_at_times:
                 return None
             output_tokens = sum(answer.output_tokens for answer in seen)
         if len(seen) < self._answers_in_all:  # of some prompts the length is not known
             return Usage(self._admitted.prompt_tokens, output_tokens)
         return Usage(sum(answer.prompt_tokens for answer in seen), output_tokens)
+
+
+def _is_silent_at_times(body: Any) -> bool:
+    """Whether a stream may generate tokens of which no event tells anything.
+
+    So it does while it reasons unseen, and while a parser waits for the rest of a call. Some parsers read
+    calls where `tool_choice` is "none", too, and leave them out.
+    """
+    return getattr(body, "include_reasoning", None) is False or bool(getattr(body, "tools", None))

@@ -16,8 +16,12 @@ from vllm.entrypoints.openai.completion.protocol import (
 )
 from vllm.entrypoints.serve.engine.protocol import CompletionTokenUsageInfo, PromptTokenUsageInfo, UsageInfo
 
+from deployments.config.limits import LimitsConfig
+from deployments.http.messages import request as messages
+from deployments.http.responses import request as responses
 from deployments.http.token_meter import TokenMeter
 from slo.admission.tenant_limits import NO_USAGE, Usage
+from slo.admission.tenants import ANONYMOUS
 
 ADMITTED = Usage(1000, 4096)
 
@@ -188,6 +192,46 @@ def test_reasoning_that_is_shown_is_counted():
     meter.read(chat_event(0, 0, ""))
     meter.read(chat_event(0, 3))
     assert meter.used == Usage(7, 3)
+
+
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("choice", [None, "auto", "required", "none"])
+def test_of_a_call_that_a_parser_holds_back_nobody_here_knows_how_long_it_was_until_the_end(choice):
+    """vLLM sends no event of tokens that its parser of tools has not yet made a delta of."""
+    meter = TokenMeter(chat(stream=True, tools=[TOOL], tool_choice=choice), ADMITTED)
+    assert meter.used == Usage(1000, 0), "the first event comes with the first token"
+    meter.read(chat_event(0, 0, ""))
+    assert meter.used is None, "no event comes until the call is whole"
+    meter.read(chat_event(0, 300))
+    assert meter.used is None, "another call may have begun"
+    meter.read(totals(7, 400))
+    assert meter.used == Usage(7, 400)
+
+
+@pytest.mark.parametrize(
+    ("read", "body"),
+    [
+        (
+            responses.read,
+            {"input": "hi", "tools": [{"type": "function", "name": "weather", "parameters": {}}]},
+        ),
+        (
+            messages.read,
+            {
+                "max_tokens": 9,
+                "messages": [{"role": "user", "content": "hi"}],
+                "tools": [{"name": "weather", "input_schema": {"type": "object"}}],
+            },
+        ),
+    ],
+)
+def test_so_it_is_in_the_other_apis_which_are_answered_by_chats(read, body):
+    _, asked = read(json.dumps({"model": "m", "stream": True, **body}).encode(), LimitsConfig(), ANONYMOUS)
+    meter = TokenMeter(asked, ADMITTED)
+    meter.read(chat_event(0, 0, ""))
+    assert meter.used is None
 
 
 def test_an_answer_that_comes_whole():
