@@ -132,7 +132,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         longest = self._models.named_by(body).config.max_model_len
         is_named = "request_id" in asked.model_fields_set  # as in vLLM, the answer has that very id
         response_id = asked.request_id if is_named else f"resp_{request.state.request_id}"
-        wording = ResponseWording(asked, response_id, longest)
+        wording = ResponseWording(asked, response_id, longest, self._limits.max_output_tokens)
         return await self._serve_body(request, body, "chat", arrived_s, wording)
 
     async def messages(self, request: Request) -> Response:

@@ -49,13 +49,21 @@ class ResponseWording:
         response_id: Of the response.
         max_model_len: Tokens that the model takes, prompt and answer together; None where only its replicas
             know it.
+        max_output_tokens: The most that any answer has; None for what the model takes.
     """
 
     path = "/v1/responses"
 
-    def __init__(self, asked: ResponsesRequest, response_id: str, max_model_len: int | None) -> None:
+    def __init__(
+        self,
+        asked: ResponsesRequest,
+        response_id: str,
+        max_model_len: int | None,
+        max_output_tokens: int | None = None,
+    ) -> None:
         self._asked = asked.model_copy(update={"request_id": response_id})
         self._max_model_len = max_model_len
+        self._max_output_tokens = max_output_tokens
         self._created_s = int(time.time())
 
     def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
@@ -106,13 +114,16 @@ class ResponseWording:
     ) -> ResponsesResponse:
         """The response of these items; without the chat's usage it has not ended."""
         asked, status = self._asked, "in_progress"
-        most, room = asked.max_output_tokens, self._max_model_len
+        room = self._max_model_len
+        if usage is not None and room is not None:
+            room -= usage["prompt_tokens"]
+        limits = asked.max_output_tokens, self._max_output_tokens, room
+        bounds = [bound for bound in limits if bound is not None]
         if usage is not None:
-            room = None if room is None else room - usage["prompt_tokens"]
             # A call that was cut is a call to a chat.
-            is_cut = finish_reason == "tool_calls" and most is not None and usage["completion_tokens"] >= most
-            status = "incomplete" if finish_reason == _CUT or is_cut else "completed"
-        bounds = [bound for bound in (most, room) if bound is not None]
+            is_full = any(usage["completion_tokens"] >= bound for bound in bounds)
+            is_cut = finish_reason == _CUT or (finish_reason == "tool_calls" and is_full)
+            status = "incomplete" if is_cut else "completed"
         sampled = SimpleNamespace(
             temperature=1.0 if asked.temperature is None else asked.temperature,
             top_p=1.0 if asked.top_p is None else asked.top_p,

@@ -18,8 +18,8 @@ SERVED = SimpleNamespace(config=SimpleNamespace(max_model_len=100))
 class Ingress(SlackServeIngress):
     """Keeps what it would have placed and answered."""
 
-    def __init__(self):
-        self._limits = LimitsConfig()
+    def __init__(self, **limits):
+        self._limits = LimitsConfig(**limits)
         self._models = SimpleNamespace(named_by=lambda body: SERVED)
         self._conversions = SimpleNamespace(answer=self._converted)
 
@@ -58,6 +58,12 @@ async def test_the_id_of_a_response(given, of_chat, of_answer):
     answer = {"index": 0, "message": {"role": "assistant", "content": "Once"}, "finish_reason": "stop"}
     usage = {"prompt_tokens": 1, "completion_tokens": 1}
     assert ingress.wording.whole({"model": "m", "choices": [answer], "usage": usage})["id"] == of_answer
+
+
+async def test_a_response_is_told_the_most_that_any_answer_has():
+    ingress = Ingress(max_output_tokens=7)
+    await ingress.responses(posted({"input": "hi"}))
+    assert ingress.wording.response("m", [], None, None).max_output_tokens == 7
 
 
 @pytest.mark.parametrize(

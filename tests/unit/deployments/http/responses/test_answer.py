@@ -29,14 +29,20 @@ def test_where_the_models_length_is_not_known_what_was_asked_for_is_told(asked, 
     assert response.max_output_tokens == told
 
 
-def whole(message, finish_reason="stop", logprobs=None, **fields):
+def whole_chat(message, finish_reason="stop", logprobs=None):
     choice = {"index": 0, "message": message, "finish_reason": finish_reason, "logprobs": logprobs}
-    return Response.model_validate(
-        wording(**fields).whole({"model": "m", "choices": [choice], "usage": USAGE})
-    )
+    return {"model": "m", "choices": [choice], "usage": USAGE}
+
+
+def whole(message, finish_reason="stop", logprobs=None, **fields):
+    return Response.model_validate(wording(**fields).whole(whole_chat(message, finish_reason, logprobs)))
 
 
 def streamed(*events, **fields):
+    return streamed_by(wording(**fields), *events)
+
+
+def streamed_by(said, *events):
     """The events that a chat's stream becomes, and whether the stream was closed."""
     stream = SimpleNamespace(closed=False)
 
@@ -48,7 +54,7 @@ def streamed(*events, **fields):
             stream.closed = True
 
     async def read():
-        return "".join([piece async for piece in wording(**fields).events(pieces())])
+        return "".join([piece async for piece in said.events(pieces())])
 
     text = asyncio.run(read())
     told = []
@@ -88,6 +94,11 @@ def test_what_of_the_prompt_was_cached_and_is_now():
     )
     told = response.usage.input_tokens_details
     assert (told.cached_tokens, told.cache_write_tokens) == (3, 5)
+
+
+def test_the_most_that_any_answer_has_is_told():
+    said = ResponseWording(ResponsesRequest(input="hi", model="m"), "resp_1", 100, 50)
+    assert said.response("m", [], "stop", USAGE).max_output_tokens == 50
 
 
 def test_a_text_that_was_cut():
@@ -134,6 +145,30 @@ def test_encrypted_reasoning_that_is_asked_for_brings_no_log_probabilities():
 def test_a_call_that_was_cut():
     response = whole({"tool_calls": [CALL]}, "tool_calls", tools=[TOOL], max_output_tokens=4)
     assert response.status == "incomplete"
+
+
+CUT_CALL = {**CALL, "function": {"name": "weather", "arguments": '{"city": "Ro'}}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("model_takes", "at_most", "status"),
+    [(None, 4, "incomplete"), (13, None, "incomplete"), (14, 5, "completed"), (None, None, "completed")],
+)
+def test_a_call_that_the_servers_own_limit_has_cut(model_takes, at_most, status, streams):
+    """The answer has 4 tokens after a prompt of 9."""
+    asked = ResponsesRequest(input="hi", model="m", tools=[TOOL])
+    said = ResponseWording(asked, "resp_1", model_takes, at_most)
+    if streams:
+        told = streamed_by(
+            said,
+            chunk({"tool_calls": [{"index": 0, "function": CUT_CALL["function"]}]}, "tool_calls"),
+            chunk() + "data: [DONE]\n\n",
+        )
+        response = told[-1].response
+    else:
+        response = Response.model_validate(said.whole(whole_chat({"tool_calls": [CUT_CALL]}, "tool_calls")))
+    assert response.status == status
 
 
 def test_a_prompt_that_is_longer_than_the_model_is_known_to_take():
