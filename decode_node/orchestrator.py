@@ -44,7 +44,7 @@ from sampling.carried import CARRIED_XARG, Adapter, Carried, draws_of
 from slo.decode.drop import may_be_dropped
 from slo.errors import EvictionReason, RejectionReason
 from slo.model_digest import UNTOLD, ModelDigest
-from slo.replacement import ReplacementOutcome
+from slo.replacement import FailureCause, ReplacementOutcome
 from slo.reports import AwaitedKv
 from slo.request import (
     FIRST_DUE_XARG,
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from ray.serve.llm.openai_api_models import ErrorResponse
     from vllm.config import VllmConfig
 
-_NOT_REPLACED: Final = {
+_NOT_REPLACED: Final[Mapping[ReplacementOutcome, tuple[Any, ...]]] = {
     ReplacementOutcome.LIMIT: (
         503,
         "prefill_failed",
@@ -80,11 +80,18 @@ _NOT_REPLACED: Final = {
     ),
     ReplacementOutcome.NO_REPLICA: (
         503,
-        RejectionReason.NO_REPLICA.value,
-        "no prefill replica is running; try again when one has been started",
+        "prefill_failed",
+        "the replica that computed the prompt failed, and no other is running; try again later",
+        "10",
     ),
 }
-"""Code, type and message that a client gets."""
+"""Code, type and message that a client gets, and when it may come again if that is not as ever."""
+_NOT_BEGUN: Final = (
+    503,
+    RejectionReason.NO_REPLICA.value,
+    "no prefill replica is running; try again when one has been started",
+)
+"""Likewise, where no replica has had its prompt."""
 _ENDED_BY_GRAMMAR: Final = (
     400,
     NOTHING_ALLOWED,
@@ -362,11 +369,16 @@ class Orchestrator:
         Raises:
             RefusedError: There is none for it.
         """
+        is_nobodys = failure.cause is FailureCause.NO_REPLICA and failure.replica is None
+        is_new = is_nobodys and run.context.attempt == 0
         outcome = await self.placing.again(run, failure)
         if outcome not in _NOT_REPLACED:
             return
         if not run.has_left:
-            raise run.refuse(error_response(*_NOT_REPLACED[outcome])) from failure
+            told = _NOT_REPLACED[outcome]
+            if is_new and outcome is ReplacementOutcome.NO_REPLICA:
+                told = _NOT_BEGUN
+            raise run.refuse(error_response(*told)) from failure
         # Decode has had it before, and can do without prefill.
         run.context = replace(run.context, local_prefill=LocalReason.LEFT.value)
 

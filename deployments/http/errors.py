@@ -253,13 +253,14 @@ _RETRY_AFTER_S: Final = {
     OTHER_PROTOCOL: 1,
     TOO_MANY_GRAMMARS: 1,
 }
-"""Errors that our own replicas answer with, by their type."""
+"""Errors that our own replicas answer with, by their type, and when to come again if they do not say it."""
 
 
 def engine_error(error: EngineError) -> HTTPError:
     """What an engine refused, with its own status; what its replica did not take or gave up, with the reason.
 
-    The reason is the code. Of what was not taken, `param` says when to come again, seconds from then.
+    The reason is the code. Of what was not taken or was given up, `param` may say when to come again, seconds
+    from then.
     """
     status = error.code
     if error.type == RejectionReason.BACKLOG:
@@ -272,7 +273,7 @@ def engine_error(error: EngineError) -> HTTPError:
             error.message,
             kind="rate_limit_error" if tardy == TOO_MANY_GRAMMARS else kind,
             code=tardy,
-            headers={"retry-after": str(_RETRY_AFTER_S[tardy])},
+            headers={"retry-after": error.param or str(_RETRY_AFTER_S[tardy])},
         )
     return HTTPError(
         status,
@@ -297,20 +298,28 @@ def request_failed(message: str) -> HTTPError:
     return HTTPError(500, message, kind="server_error", code="engine_error")
 
 
+def not_begun() -> HTTPError:
+    """503 for a request that was admitted and that no decode replica has had, as none is running."""
+    no_replica = RejectionReason.NO_REPLICA
+    message, headers = _REFUSALS[no_replica], {"retry-after": str(_RETRY_AFTER_S[no_replica.value])}
+    return HTTPError(503, message, kind="service_unavailable", code=no_replica.value, headers=headers)
+
+
 def decode_failed(why: str) -> HTTPError:
     """503 for an answer whose replica has failed and that does not go on elsewhere; `why` says why not."""
+    message = (
+        f"the replica that generated the answer failed, and no other can go on with it ({why}); try again"
+    )
+    wait_s = "1"
     if why == RejectionReason.NO_REPLICA:
         message = (
             "the replica that generated the answer failed, and no other that can go on with it is running; "
             "try again later"
         )
-        return HTTPError(503, message, kind="service_unavailable", code=why, headers={"retry-after": "10"})
-    message = (
-        f"the replica that generated the answer failed, and no other can go on with it ({why}); try again"
-    )
-    if why == "limit":
+        wait_s = "10"
+    elif why == "limit":
         message = "one replica after the other failed while it generated the answer; try again"
-    headers = {"retry-after": "1"}
+    headers = {"retry-after": wait_s}
     return HTTPError(503, message, kind="service_unavailable", code="decode_failed", headers=headers)
 
 

@@ -190,6 +190,8 @@ def _caused_by(error: Exception, cause: FailureCause) -> DecodeFailedError:
 
 def _refused(refusal: str, failure: DecodeFailedError, context: RequestContext) -> HTTPError:
     """What the client gets: the engine's own error if it lives on."""
+    if failure.cause is FailureCause.NO_REPLICA and context.attempt == 0:
+        return http_errors.not_begun()
     if failure.cause is not FailureCause.REQUEST_FAILED:
         return http_errors.decode_failed(refusal)
     if failure.detail:

@@ -79,16 +79,16 @@ async def test_it_is_placed_again_so_many_times_and_then_refused(limit):
 
 
 @pytest.mark.parametrize(
-    ("reason", "code", "kind"),
+    ("reason", "code", "kind", "retry_after"),
     [
-        (RejectionReason.NO_REPLICA, 503, "no_replica"),
-        (RejectionReason.DEADLINE_INFEASIBLE, 429, "deadline_passed"),
+        (RejectionReason.NO_REPLICA, 503, "prefill_failed", "10"),
+        (RejectionReason.DEADLINE_INFEASIBLE, 429, "deadline_passed", None),
     ],
 )
-async def test_it_is_refused_for_what_the_router_says(reason, code, kind):
+async def test_it_is_refused_for_what_the_router_says(reason, code, kind, retry_after):
     steps = Play({A: FailureCause.REPLICA_DIED}, [Rejected(reason, 1.0)])
     (refused,) = await serve(steps)
-    assert (refused.error.code, refused.error.type) == (code, kind)
+    assert (refused.error.code, refused.error.type, refused.error.param) == (code, kind, retry_after)
 
 
 async def test_with_a_first_token_no_deadline_for_it_ends_the_answer():
@@ -128,7 +128,20 @@ async def test_nobody_there_at_all():
 
     steps = Play({B: None}, [None])
     (refused,) = await serve(steps, ask=nobody, prefill_replica=None)
+    assert refused.error.type == "no_replica"
     assert "no prefill replica is running" in refused.error.message
+
+
+async def test_nobody_there_any_more_after_the_one_that_had_it():
+    """What was begun and lost may have ended its replica; who sends it again must know."""
+
+    async def nobody(_):
+        return FailureCause.NO_REPLICA
+
+    steps = Play({A: FailureCause.REPLICA_DIED, B: None}, [None, None])
+    (refused,) = await serve(steps, ask=nobody)
+    assert [one.prefill_replica for one in steps.contexts] == [A, None]
+    assert refused.error.type == "prefill_failed"
 
 
 @pytest.mark.parametrize("where", [None, [None]])

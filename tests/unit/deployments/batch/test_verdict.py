@@ -1,10 +1,14 @@
 """What answers mean for the requests of a batch."""
 
+import json
 from datetime import UTC, datetime
 
 import pytest
 
+from decode_node.answers import EngineError
 from deployments.batch.verdict import Verdict, judge, retry_after_s
+from deployments.http import errors as http_errors
+from slo.errors import Rejected, RejectionReason
 
 
 @pytest.mark.parametrize(
@@ -30,6 +34,21 @@ from deployments.batch.verdict import Verdict, judge, retry_after_s
 def test_each_status(status, code, headers, verdict):
     body = {"choices": []} if status == 200 else {"error": {"code": code}}
     assert judge(status, headers, body) is verdict
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (http_errors.decode_failed("no_replica"), Verdict.FAILED),
+        (http_errors.engine_error(EngineError("no other", "prefill_failed", 503, "10")), Verdict.FAILED),
+        (http_errors.not_begun(), Verdict.REFUSED),
+        (http_errors.rejected(Rejected(RejectionReason.NO_REPLICA, 10.0), {}), Verdict.REFUSED),
+    ],
+)
+def test_what_the_last_replica_was_lost_with_counts_as_a_try(error, verdict):
+    answer = error.response()
+    assert judge(answer.status_code, answer.headers, json.loads(answer.body)) is verdict
+    assert retry_after_s(answer.headers, datetime.now(UTC)) == 10.0
 
 
 def test_a_tier_that_there_is_not_is_the_runs():

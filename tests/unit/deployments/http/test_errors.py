@@ -30,6 +30,11 @@ def test_what_a_replica_gives_up_has_its_reason_as_code_and_says_when_to_come_ba
     assert ended_by(error) is outcome
 
 
+def test_a_replica_may_say_itself_when_to_come_back():
+    error = engine_error(EngineError("why", "prefill_failed", 503, "10"))
+    assert (error.code, error.param, error.headers) == ("prefill_failed", None, {"retry-after": "10"})
+
+
 @pytest.mark.parametrize(("status", "outcome"), [(400, Outcome.REJECTED), (500, Outcome.FAILED)])
 def test_what_an_engine_refuses_is_the_clients_fault_and_what_it_fails_the_servers(status, outcome):
     error = engine_error(EngineError("why", "BadRequestError", status, "prompt"))

@@ -7,7 +7,7 @@ from ray.serve.llm.openai_api_models import CompletionRequest, ErrorResponse
 
 from decode_node.answers import REQUEST_FAILED, Piece
 from deployments.http.continuing.decode_tier import DecodeTier
-from deployments.http.continuing.stream_watch import StreamWatch
+from deployments.http.continuing.stream_watch import DecodeFailedError, StreamWatch
 from deployments.http.errors import HTTPError
 from deployments.http.placing.asked import Asked
 from router.messages import Placed, PlacementReason, PlacementRequested
@@ -15,12 +15,14 @@ from sampling.carried import CARRIED_XARG
 from slo.errors import Rejected, RejectionReason
 from slo.model_digest import OTHER_MODEL, ModelDigest
 from slo.objectives import Objective
+from slo.replacement import FailureCause
 from slo.request import ENGINE_DIED, JobId, ReplicaId, RequestContext
 from slo.tiers import STANDARD
 
 P, A, B, C = (ReplicaId(name) for name in "pabc")
 NOBODY = Rejected(RejectionReason.NO_REPLICA, 10.0)
 DIED = ActorDiedError()
+NONE_THERE = DecodeFailedError(FailureCause.NO_REPLICA)
 BODY = CompletionRequest(model="tiny", prompt="a", stream=True)
 
 
@@ -164,7 +166,7 @@ async def test_it_fails_again_and_goes_on_again():
 @pytest.mark.parametrize(
     ("pieces", "places", "limit", "code", "outcome"),
     [
-        pytest.param([event(1), DIED], [NOBODY], 2, "no_replica", "no_replica", id="nobody"),
+        pytest.param([event(1), DIED], [NOBODY], 2, "decode_failed", "no_replica", id="nobody"),
         pytest.param([event(1), DIED], [], 0, "decode_failed", "limit", id="too often"),
         pytest.param([event(1, bound="grammar"), DIED], [], 2, "decode_failed", "grammar", id="bound"),
         pytest.param([error(REQUEST_FAILED)], [NOBODY], 2, "engine_error", "no_replica", id="one request"),
@@ -179,6 +181,23 @@ async def test_what_cannot_go_on_ends_with_an_error_of_ours(pieces, places, limi
     assert len(fleet.got) == len(pieces) - 1
     said = [request.lost_replica for request in fleet.asked] + fleet.told_lost
     assert said == [A if DIED in pieces else None], "the router hears of a lost replica once"
+
+
+@pytest.mark.parametrize(
+    ("plays", "places", "code"),
+    [
+        ({A: [NONE_THERE]}, [NOBODY], "no_replica"),
+        ({A: [DIED]}, [NOBODY], "decode_failed"),
+        ({A: [DIED], None: [NONE_THERE]}, [None, NOBODY], "decode_failed"),
+    ],
+    ids=["nobody", "the only one", "one that Serve would have replaced"],
+)
+async def test_no_replica_is_said_of_what_no_replica_has_had_alone(plays, places, code):
+    """What was begun and lost may have ended its replica; who sends it again must know."""
+    with pytest.raises(HTTPError) as refused:
+        await Fleet(plays, places).answer()
+    assert (refused.value.status, refused.value.code) == (503, code)
+    assert refused.value.headers == {"retry-after": "10"}
 
 
 OLD = ModelDigest("old")
@@ -210,15 +229,14 @@ async def test_where_a_replica_serves_another_model_it_goes_on_on_a_third():
     assert fleet.counted == [("replica_died", "continued"), ("other_model", "continued")]
 
 
-@pytest.mark.parametrize(
-    ("places", "code"), [([placed(B), NOBODY], "no_replica"), ([None, None], "decode_failed")]
-)
-async def test_a_stream_whose_model_nobody_serves_any_more_ends_with_an_error(places, code):
+@pytest.mark.parametrize(("places", "retry_after"), [([placed(B), NOBODY], "10"), ([None, None], "1")])
+async def test_a_stream_whose_model_nobody_serves_any_more_ends_with_an_error(places, retry_after):
     refused = [error(OTHER_MODEL, 503)]
     fleet = Fleet({A: [event(1, digest=OLD), DIED], B: refused, None: refused}, places)
     with pytest.raises(HTTPError) as failed:
         await fleet.answer()
-    assert (failed.value.status, failed.value.code) == (503, code)
+    assert (failed.value.status, failed.value.code) == (503, "decode_failed")
+    assert failed.value.headers == {"retry-after": retry_after}
     assert fleet.got == [event(1).text]
 
 
