@@ -47,7 +47,7 @@ _WALL: Final = 20.0
 """A child that computes for its limit may take so many times as long on a busy machine."""
 _MAX_VERDICTS: Final = 4096
 _MOST_PENDING: Final = 32
-"""Grammars of one tenant that wait for a verdict; at the default limit they take 16 s of computing."""
+"""Grammars of one tenant that wait for a verdict; at the default limit they take 64 s of computing."""
 _ANY_OBJECT: Final = '{"type": "object"}'
 """As vLLM has xgrammar and llguidance read `json_object`."""
 _MAX_SILENCES: Final = 3
@@ -58,7 +58,7 @@ _MAX_SILENCES: Final = 3
 class GrammarLimits:
     """What compiling one grammar may take."""
 
-    timeout_s: float = 0.5
+    timeout_s: float = 2.0
     max_mib: int = 1024
 
 

@@ -116,12 +116,12 @@ class LimitsConfig(Section):
         ("*",), description="Origins whose web pages may ask; `*` for all, none for no page."
     )
     max_grammar_bytes: Count = Field(
-        16 * 1024,
+        64 * 1024,
         description="Text of what an answer must conform to: `response_format`, `structured_outputs`, and "
         "the tools' parameters where a tool must be called.",
     )
     grammar_timeout_s: Positive = Field(
-        0.5, description="Seconds of computing that compiling such a text may take."
+        2.0, description="Seconds of computing that compiling such a text may take."
     )
     max_grammar_mib: Annotated[int, Field(ge=64)] = Field(
         1024, description="Memory that compiling it may take, MiB."

@@ -1,6 +1,7 @@
 """Grammars that would keep an engine busy or eat its memory."""
 
 import asyncio
+import json
 import random
 import shutil
 import subprocess
@@ -29,6 +30,7 @@ from decode_node.grammars.check import (
     TooManyGrammarsError,
 )
 from decode_node.grammars.child import CHECKED
+from deployments.config.limits import LimitsConfig
 from slo.request import TENANT_XARG
 
 GOOD = [
@@ -166,6 +168,48 @@ async def test_the_limits_hold_with_a_tokenizer_of_mistrals(tmp_path, file, as_n
             await check.check(wide)
     finally:
         await check.close()
+
+
+def tool_of_an_agent(number):
+    """Under a kilobyte, with what clients' schemas have."""
+    properties = {
+        "path": {"type": "string", "description": "where it is " * 20},
+        "order": {"type": "string", "enum": ["ascending", "descending", "newest", "none"]},
+        "limit": {"type": "integer", "minimum": 0, "maximum": 1000},
+        "names": {"type": "array", "items": {"type": "string"}},
+        "options": {
+            "type": "object",
+            "properties": {"recursive": {"type": "boolean"}, "depth": {"type": ["integer", "null"]}},
+            "required": ["recursive", "depth"],
+            "additionalProperties": False,
+        },
+    }
+    parameters = {"type": "object", "properties": properties, "required": [*properties]}
+    return {"name": f"tool_{number}", "parameters": {**parameters, "additionalProperties": False}}
+
+
+@pytest.mark.slow
+async def test_an_agents_tools_are_within_the_limits_by_default(tmp_path):
+    """One of thirty must be called: 26 KB of schemas, and a vocabulary of 131,072 tokens."""
+    tools = [tool_of_an_agent(number) for number in range(30)]
+    assert len(json.dumps(tools)) < LimitsConfig().max_grammar_bytes
+    names = (
+        {"properties": {"name": {"const": tool["name"]}, "parameters": tool["parameters"]}} for tool in tools
+    )
+    calls = [{"type": "object", "required": ["name", "parameters"], **each} for each in names]
+    schema = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    data = Path(mistral_common.__file__).parent / "data"
+    shutil.copy(data / "tekken_240911.json", tmp_path / "tekken.json")
+    mistrals = MistralTokenizer.from_pretrained(str(tmp_path))
+    check = GrammarCheck(GrammarLimits(), Xgrammar(mistrals, mistrals.vocab_size))
+    try:
+        await check.check(StructuredOutputsParams(json=json.dumps(schema)))
+    finally:
+        await check.close()
+
+
+def test_the_limit_of_time_is_what_the_configuration_says():
+    assert GrammarLimits().timeout_s == LimitsConfig().grammar_timeout_s
 
 
 @pytest.mark.parametrize("name", CHECKED)
