@@ -88,8 +88,12 @@ class TierAutoscaler:
             self._asked_s = now_s
             self._asking = asyncio.get_running_loop().create_task(self._ask(context.app_name))
         running: int = context.current_num_replicas
-        target = max(target, self._at_start(running, now_s))
-        scaled = self._scaler.decide(self._need(running, now_s), running, target, now_s)
+        if self._starts_at_s is None:
+            self._starts_at_s = now_s + _FOUND_AGAIN_S
+        are_found = running >= target or now_s >= self._starts_at_s
+        target = max(target, self._at_start(running, are_found=are_found))
+        need = self._need(running, now_s) if are_found else None
+        scaled = self._scaler.decide(need, running, target, now_s)
         if scaled.target != target:
             logs.event(
                 "tier_scaled",
@@ -115,14 +119,12 @@ class TierAutoscaler:
         self._is_overdue = is_overdue
         return scaled.target
 
-    def _at_start(self, running: int, now_s: float) -> int:
+    def _at_start(self, running: int, *, are_found: bool) -> int:
         """How many there shall be at least of a tier of which no replica serves; 0 while that is not known.
 
         A controller that was restarted knows of none at first, whatever serves.
         """
-        if self._starts_at_s is None:
-            self._starts_at_s = now_s + _FOUND_AGAIN_S
-        if running == 0 and now_s < self._starts_at_s:
+        if running == 0 and not are_found:
             return 0
         starts_with, self._starts_with = self._starts_with, 0
         return starts_with if running == 0 else 0

@@ -207,6 +207,16 @@ async def test_a_larger_tier_that_serves_controller_finds_again_is_not_cut_to_it
     assert policy(context(running=0, target=7))[0] == 7
 
 
+async def test_while_its_replicas_are_found_again_a_tier_is_not_short_of_them(monitor, clock):
+    """What will wait until another replica is up would count as if none of them served."""
+    monitor.demand = FleetDemand(PrefillDemand(6.0, 0.0), DecodeDemand(6.0, 30))
+    policy = TierAutoscaler("prefill", "tiny", starts_with=3, **(RULES | {"max_replicas": 16}))
+    for found in (0, 0, 1, 7, 8):
+        assert await settled(policy, running=found, target=8) == 8, found
+        clock.s += 1
+    assert await settled(policy, running=3, target=8) > 8, "five are lost"
+
+
 @pytest.mark.slow
 async def test_it_asks_the_monitor_of_the_code_that_the_application_was_built_by(monkeypatch):
     """Serve's controller runs for long, and imports the code of its node."""
