@@ -92,7 +92,7 @@ class TierAutoscaler:
             self._starts_at_s = now_s + _FOUND_AGAIN_S
         are_found = running >= target or now_s >= self._starts_at_s
         target = max(target, self._at_start(running, are_found=are_found))
-        need = self._need(running, now_s) if are_found else None
+        need = self._need(running, now_s) if running > 0 and are_found else None
         scaled = self._scaler.decide(need, running, target, now_s)
         if scaled.target != target:
             logs.event(
@@ -130,6 +130,10 @@ class TierAutoscaler:
         return starts_with if running == 0 else 0
 
     def _need(self, running: int, now_s: float) -> Any:
+        """What is needed of a tier of which some serve; None when nobody knows.
+
+        While none serves, nobody predicts what a prompt takes: all that arrives would count as nothing.
+        """
         if self._demand is None or now_s - self._heard_s > _HOLDS_S:
             return None
         if self._role == "prefill":

@@ -217,6 +217,20 @@ async def test_while_its_replicas_are_found_again_a_tier_is_not_short_of_them(mo
     assert await settled(policy, running=3, target=8) > 8, "five are lost"
 
 
+async def test_what_came_while_no_replica_served_is_no_reason_to_have_fewer(monitor, clock):
+    """Nobody predicts what a prompt takes then: all of it counts as nothing."""
+    policy = TierAutoscaler("prefill", "tiny", **RULES)
+    monitor.demand = FleetDemand(PrefillDemand(3.0, 0.0), DecodeDemand(1.2, 30))
+    assert await settled(policy, running=4, target=4) == 4
+    monitor.demand = FleetDemand(PrefillDemand(0.0, 0.0), DecodeDemand(0.0, 0))
+    for _ in range(400):
+        clock.s += 1
+        assert await settled(policy, running=0, target=4) == 4
+    monitor.demand = FleetDemand(PrefillDemand(3.0, 0.0), DecodeDemand(1.2, 30))
+    clock.s += 1
+    assert await settled(policy, running=4, target=4) == 4
+
+
 @pytest.mark.slow
 async def test_it_asks_the_monitor_of_the_code_that_the_application_was_built_by(monkeypatch):
     """Serve's controller runs for long, and imports the code of its node."""
