@@ -357,6 +357,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             caches_prefixes=tap.caches_prefixes,
             digest=self._orchestrator.digest,
             has_pulled=self._handshakes.has_pulled,
+            waiting=tap.waiting,
         )
 
 

@@ -143,6 +143,7 @@ class Gate:
         """A request is rejected for another reason; for decode's memory, it asked nothing of prefill."""
         if self.admission is not None:
             if lacked_decode:
+                self.admission.decode.lacked(job_id, now_s)
                 self.admission.not_for_prefill(job_id)
             self.admission.withdrawn(job_id, now_s)
 

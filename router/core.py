@@ -149,7 +149,7 @@ class RouterCore:
         pace = PaceModel.of_all(replica.pace for replica in replicas)
         most = pace.most(min(objectives, default=math.inf))
         return DecodeDemand(
-            math.fsum(replica.usage_soon for replica in replicas),
+            self.view.decode_memory(replicas),
             requests,
             # Where even one request alone is too slow, more replicas would mend nothing.
             requests / most if most >= 1 else 0.0,

@@ -106,6 +106,7 @@ class DecodeReported(Message):
         caches_prefixes: Whether requests share the KV cache of prompts that begin alike.
         digest: Of the model that it serves.
         has_pulled: Whether a KV cache has come to it from a prefill replica.
+        waiting: Requests for which its engine has no memory, or no place, yet.
     """
 
     replica_id: ReplicaId
@@ -121,6 +122,7 @@ class DecodeReported(Message):
     caches_prefixes: bool = True
     digest: ModelDigest = UNTOLD
     has_pulled: bool = False
+    waiting: int = 0
 
 
 class EngineEnd(enum.StrEnum):

@@ -31,6 +31,7 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
 
     Attributes:
         kv_usage: Fraction of its KV blocks in use.
+        waiting: Requests for which it has no memory, or no place, yet.
         kv_tokens: Tokens that its KV memory holds; 0 when vLLM does not say.
         caches_prefixes: Whether it has a prefix cache.
         tpot_s: Time per output token of late; None before the second token of a first request.
@@ -42,6 +43,7 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
 
     def __init__(self, role: str, instruments: Instruments) -> None:
         self.kv_usage = 0.0
+        self.waiting = 0
         self.kv_tokens = 0
         self.caches_prefixes = True
         self.tpot_s: float | None = None
@@ -111,7 +113,8 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
             self._is_timed = True
         if scheduler_stats is None:
             return
-        self._calm_steps = 0 if self.recomputes and scheduler_stats.num_waiting_reqs else self._calm_steps + 1
+        self.waiting = scheduler_stats.num_waiting_reqs
+        self._calm_steps = 0 if self.recomputes and self.waiting else self._calm_steps + 1
         self.kv_usage = float(scheduler_stats.kv_cache_usage)
         self._instruments.set(KV_USAGE, self.kv_usage, role=self._role)
         if scheduler_stats.kv_connector_stats:

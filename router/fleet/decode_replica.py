@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -76,6 +76,7 @@ class DecodeView:
         load_since_s: When that was heard first.
         sent: Requests whose KV it is to get.
         digest: Of the model that it serves.
+        waiting: Requests for which its engine had no memory, or no place, when it reported.
     """
 
     replica_id: ReplicaId
@@ -94,6 +95,7 @@ class DecodeView:
     sent: SentRequests = field(default_factory=SentRequests)
     pace: PaceModel = field(default_factory=PaceModel)
     digest: ModelDigest = UNTOLD
+    waiting: int = 0
     _peak_tokens: int = 0
     _outlooks: dict[int, Outlook] = field(default_factory=dict)
     """By rank, with those on their way."""
@@ -104,6 +106,7 @@ class DecodeView:
         self.decoding = max(0, event.running - len(event.awaited))
         self.draining, self.caches_prefixes, self.digest = event.draining, event.caches_prefixes, event.digest
         self.local_prefills, self.local_prompt_s = Counter(event.local_prefills), event.local_prompt_s
+        self.waiting = event.waiting
         self.reported_at_s = now_s
         self.placed_since_report = 0
         if event.load != self.load:  # the engine tells less often than the replica reports
@@ -192,6 +195,18 @@ class DecodeView:
         if self.kv_tokens == 0:
             return self.kv_usage
         return self.kv_usage + self.sent.unseen_tokens / self.kv_tokens
+
+    def usage_asked(self, is_to_prefill: Callable[[JobId], bool]) -> float:
+        """The same with what waits in its engine for memory, up to as much as it has.
+
+        Of those whose prefill has ended its engine pulls some, which have memory: which ones, nobody says.
+        """
+        if self.waiting == 0 or self.kv_tokens == 0:
+            return self.usage_soon
+        tickets = self.sent.tickets.items()
+        tokens = [one.tokens for job_id, one in tickets if one.is_known and not is_to_prefill(job_id)]
+        waiting = sum(tokens) * min(1.0, self.waiting / max(1, len(tokens)))
+        return self.usage_soon + min(1.0, waiting / self.kv_tokens)
 
     def _named(self, awaited: AwaitedKv, now_s: float, ranks: Mapping[Tier, int]) -> Ticket:
         """The ticket of a request that the replica says it has; it knows the prompt's length."""

@@ -221,6 +221,10 @@ class FleetView:
         """Decode replicas that work can be given to, without those that failed it before."""
         return usable(self.decode.values(), now_s, self._limits, failed)
 
+    def decode_memory(self, replicas: Iterable[DecodeView]) -> float:
+        """KV memory that is asked for of decode replicas, what waits for it included, in that of one."""
+        return math.fsum(replica.usage_asked(self.is_to_prefill) for replica in replicas)
+
     def prefill_with_decode(self, now_s: float) -> list[PrefillView]:
         """Of the usable prefill replicas, those of models that usable decode replicas serve."""
         return with_partner(self.usable_prefill(now_s), self.usable_decode(now_s))

@@ -147,9 +147,9 @@ class ModelRouter:
             capacity=admission.capacity,
             refused=admission.refused_work(now_s),
         )
-        return RouterSeen(
-            placed, refused, FleetDemand(prefill, replace(decode, asked=admission.decode.asked(now_s)))
-        )
+        account = admission.decode
+        decode = replace(decode, asked=account.asked(now_s), refused=account.refused(now_s))
+        return RouterSeen(placed, refused, FleetDemand(prefill, decode))
 
     def _show_load(self, tiers: Iterable[Tier], now_s: float) -> None:
         self._instruments.set(catalogue.FLEET_LOAD, self._admission.shown_load(now_s), model=self._model)

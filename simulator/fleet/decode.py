@@ -73,6 +73,9 @@ class SimulatedDecode(Protocol):
     def kv_usage(self) -> float: ...  # noqa: D102
 
     @property
+    def waiting(self) -> int: ...  # noqa: D102
+
+    @property
     def tpot_s(self) -> float | None: ...  # noqa: D102
 
     @property
@@ -152,6 +155,11 @@ class VirtualDecodeReplica:
     def kv_usage(self) -> float:
         """Fraction of its KV memory that is reserved."""
         return self._reserved_tokens / self._model.kv_tokens
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for memory or a place."""
+        return sum(not request.gone for request in self._queue)
 
     def admit(self, request: Decoding) -> None:
         """Reserve memory for a request as soon as there is enough; `request.admitted` is called then."""

@@ -67,6 +67,7 @@ class DecodeSite:
             load=replica.load,
             awaited=tuple(self._awaited.values()),
             caches_prefixes=False,
+            waiting=replica.waiting,
         )
 
     def drain(self) -> None:

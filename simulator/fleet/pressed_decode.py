@@ -57,6 +57,11 @@ class PressedDecodeReplica:
         return 1.0 - self._engine.free_blocks / self._engine.setup.blocks
 
     @property
+    def waiting(self) -> int:
+        """Requests that wait for memory or a place."""
+        return len(self._engine.waiting)
+
+    @property
     def load(self) -> DecodeLoad | None:
         """What the router is told of its memory; only our way tells."""
         return self._way.load(self._engine) if isinstance(self._way, Ours) else None

@@ -71,6 +71,7 @@ class DecodeAccount:
         """Of decode: a stream's part, and a token's; one of them is 0."""
         self._replicas = 0
         self._arrived = dict.fromkeys(tiers, _NOTHING)
+        self._lacked = dict.fromkeys(tiers, _NOTHING)
         self._decay = ExponentialDecay(_MEMORY_S)
         self._stays_s = dict.fromkeys(tiers, 0.0)
         self._now_s = -math.inf
@@ -80,7 +81,8 @@ class DecodeAccount:
         """A request asks for so much, whether or not it will get it."""
         self._now_s = now_s
         if (factor := self._decay.rescale(now_s)) < 1:
-            self._arrived = {one: _NOTHING.plus(grown, factor) for one, grown in self._arrived.items()}
+            for account in (self._arrived, self._lacked):
+                account.update({one: _NOTHING.plus(grown, factor) for one, grown in account.items()})
         self._arrived[tier] = self._arrived[tier].plus(take, self._decay.grown(now_s))
 
     def admitted(self, job_id: JobId, tier: Tier, take: DecodeTake) -> None:
@@ -103,6 +105,12 @@ class DecodeAccount:
             stayed_s, known_s = now_s - request.since_s, self._stays_s[request.tier]
             learned_s = known_s + _LEARNING_RATE * (stayed_s - known_s) if known_s else stayed_s
             self._stays_s[request.tier] = learned_s
+
+    def lacked(self, job_id: JobId, now_s: float) -> None:
+        """A request is refused for want of memory; it is `withdrawn`, too, after that."""
+        if (request := self._present.get(job_id)) is not None:
+            grown = self._decay.grown(now_s)
+            self._lacked[request.tier] = self._lacked[request.tier].plus(request.take, grown)
 
     def withdrawn(self, job_id: JobId) -> None:
         """A request does not come to decode after all."""
@@ -130,7 +138,8 @@ class DecodeAccount:
         part = self._part(self._taken[tier])
         if self._stays_s[tier]:
             decoding = self._part(self._decoding[tier])
-            part = max(decoding, min(part, self._part(self._together(tier, self._now_s))))
+            together = self._together(self._arrived, tier, self._now_s)
+            part = max(decoding, min(part, self._part(together)))
         return part >= self._shares[tier]
 
     def asked(self, now_s: float) -> float:
@@ -140,18 +149,23 @@ class DecodeAccount:
         stay.
         """
         asked = [
-            max(self._part(taken), self._part(self._together(tier, now_s)))
+            max(self._part(taken), self._part(self._together(self._arrived, tier, now_s)))
             for tier, taken in self._taken.items()
         ]
         return self._replicas * math.fsum(asked)
 
-    def _together(self, tier: Tier, now_s: float) -> DecodeTake:
-        """What would be there of a class at one time were none of it refused.
+    def refused(self, now_s: float) -> float:
+        """Of that, what is refused for want of memory."""
+        parts = [self._part(self._together(self._lacked, tier, now_s)) for tier in self._lacked]
+        return self._replicas * math.fsum(parts)
+
+    def _together(self, coming: Mapping[Tier, DecodeTake], tier: Tier, now_s: float) -> DecodeTake:
+        """What would be there of a class at one time were none of what comes of it refused.
 
         By Little's law: how much comes in a second, times how long it stays.
         """
         per_s = self._decay.kept(now_s) / _MEMORY_S
-        return _NOTHING.plus(self._arrived[tier], per_s * self._stays_s[tier])
+        return _NOTHING.plus(coming[tier], per_s * self._stays_s[tier])
 
     def _part(self, take: DecodeTake) -> float:
         return take.streams * self._of_each.streams + take.tokens * self._of_each.tokens

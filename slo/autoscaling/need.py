@@ -77,13 +77,15 @@ class DecodeDemand:
     """What there is to decode.
 
     Attributes:
-        memory: KV memory in use once what is on its way has arrived, in that of one replica.
+        memory: KV memory in use once what is on its way has arrived, and what waits for it has it, in that of
+            one replica.
         requests: How many decode there, those sent there since the last report included.
         pace: Of how many replicas they take all of the time per output token that the strictest objective
             leaves; 0 when nothing is promised, or more replicas would not mend it.
         replicas: How many there are.
         asked: What would be in use were nobody refused, by memory or pace, whichever is more, in that of one
             replica; 0 when nobody says.
+        refused: Of `asked`, what is refused for want of memory.
     """
 
     memory: float
@@ -91,6 +93,7 @@ class DecodeDemand:
     pace: float = 0.0
     replicas: int = 0
     asked: float = 0.0
+    refused: float = 0.0
 
     @property
     def load(self) -> float:
@@ -170,10 +173,12 @@ def prefill_need(seen: PrefillDemand, running: int, ahead_s: float, start_s: flo
 def decode_need(seen: DecodeDemand) -> Need:
     """Of decode: for its memory, and for its pace.
 
-    A wave costs every stream its pace, but finds memory that others leave. The room for waves is that of
+    Who is refused for want of memory counts: replicas can be full without having all of theirs in use. A wave
+    costs every stream its pace, but finds memory that others leave. The room for waves is that of
     square-root staffing (Halfin and Whitt, 1981): for few requests it is a larger part than for many.
     """
     waves = _WAVES / math.sqrt(max(1, seen.requests))
     pace = seen.pace * (1 + waves)
-    usual = ScaleReason.MEMORY if seen.memory >= pace else ScaleReason.PACE
-    return Need(max(seen.memory, pace), 0.0, usual, usual)
+    memory = seen.memory + seen.refused
+    usual = ScaleReason.MEMORY if memory >= pace else ScaleReason.PACE
+    return Need(max(memory, pace), 0.0, usual, usual)

@@ -419,3 +419,26 @@ def test_the_demand_on_decode_has_what_is_on_its_way_and_the_predicted_pace():
     router.view.decode_reported(waits, 0.0)
     assert router.decode_demand(0.0).requests == 20, "prefill comes first for the others"
     assert router.decode_demand(1000.0).requests == 0, "nobody has reported for long"
+
+
+def test_what_waits_for_decodes_memory_is_asked_for_of_it():
+    """A replica of two thirds in use is full for a second request like the first."""
+    router = RouterCore(POLICIES, LeastHarm(), RouterLimits(stale_after_s=100.0))
+    router.prefill_reported(report("prefill"), 0.0)
+    router.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0, 10_000), 0.0)
+    for number in range(3):
+        router.place(request(number, 6700), 0.0)
+
+    def memory(prefilled, awaited, waiting):
+        left = [runs(number, 6700) for number in range(prefilled, 3)]
+        ended = tuple(JobId(f"job-{number}") for number in range(prefilled))
+        router.prefill_reported(report("prefill", *left, ended=ended), 1.0)
+        kv = tuple(AwaitedKv(JobId(f"job-{number}"), STANDARD, 6700) for number in awaited)
+        told = DecodeReported(ReplicaId("decode"), 0.67, 3, 10_000, awaited=kv, waiting=waiting)
+        router.view.decode_reported(told, 1.0)
+        return pytest.approx(router.decode_demand(1.0).memory)
+
+    assert memory(1, (0, 1, 2), 0) == 0.67, "what is to be prefilled comes no faster than that is done"
+    assert memory(2, (0, 1, 2), 1) == 1.34, "one of the two that are prefilled is pulled, and has memory"
+    assert memory(2, (0, 1, 2), 0) == 0.67
+    assert memory(3, (1, 2), 2) == 1.67, "no more than the replica has: streams that end make room"

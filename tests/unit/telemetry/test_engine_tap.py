@@ -34,6 +34,14 @@ def step(tap, *, preempted=0, waiting=0):
     tap.record(scheduler, iteration)
 
 
+def test_how_many_wait_for_memory_is_as_the_last_step_says():
+    tap = EngineTap("decode", Nothing())
+    step(tap, waiting=2)
+    assert tap.waiting == 2
+    step(tap)
+    assert tap.waiting == 0
+
+
 def test_what_was_done_under_pressure_is_counted_as_it_came():
     counted = []
 

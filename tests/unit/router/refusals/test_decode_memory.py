@@ -52,6 +52,26 @@ def test_what_is_late_for_want_of_decodes_memory_alone_asks_for_no_prefill_repli
     assert admission.demand(2.0)[0] > 0.1, "as what prefill itself would be too late with"
 
 
+def test_what_decode_has_no_memory_for_asks_for_a_decode_replica():
+    """Refusals would otherwise keep the tier from ever being as full as one that grows."""
+    core, admission = router()
+    assert isinstance(ask(core, "before"), Placed)
+    core.not_for_prefill(JobId("before"))
+    core.job_ended(JobEnded(JobId("before")), 10.0)
+    report(core, now_s=10.0)
+    core.view.decode_reported(full_decode(), 10.0)
+    assert isinstance(ask(core, "there", PREMIUM, tokens=900, now_s=10.0), Placed)
+    core.not_for_prefill(JobId("there"))
+    admission.decode.sees(core.decode_demand(10.0))
+    told = []
+    for number in range(6):
+        told.append(admission.decode.refused(10.0))
+        refused = ask(core, f"{number}", tokens=600, now_s=10.0)
+        assert refused.reason is RejectionReason.DECODE_FULL
+    assert told == [pytest.approx(number * told[1]) for number in range(6)]
+    assert told[1] > 0
+
+
 def test_memory_that_comes_soon_is_waited_for_and_the_top_tier_is_never_refused():
     core, _ = router()
     core.view.decode_reported(full_decode(remaining=40), 0.0)

@@ -121,6 +121,28 @@ def test_what_all_ask_for_is_what_comes_times_how_long_it_stays(demand):
     assert account.asked(now_s + 600.0) == pytest.approx(demand.load, rel=0.05), "what is there"
 
 
+def test_what_is_refused_for_want_of_memory_is_told_apart():
+    """A stream a second for 50 s each: of ten one is let in, and three lack memory."""
+    account, take, now_s, there = DecodeAccount(DEFAULT_TIERS), DecodeTake(1, 100), 0.0, []
+    for number in range(1000):
+        now_s, job = float(number), JobId(f"{number}")
+        while there and there[0][0] <= now_s:
+            account.ended(there.pop(0)[1], now_s)
+        account.arrived(BACKGROUND, take, now_s)
+        if number % 10 == 0:
+            account.admitted(job, BACKGROUND, take)
+            account.decodes(job)
+            there.append((now_s + 50.0, job))
+        elif number % 10 <= 3:
+            account.admitted(job, BACKGROUND, take)
+            account.lacked(job, now_s)
+            account.withdrawn(job)
+    account.sees(replace(FULL, requests=5))
+    assert account.refused(now_s) == pytest.approx(3 * FULL.load, rel=0.1)
+    assert account.asked(now_s) == pytest.approx(10 * FULL.load, rel=0.1)
+    assert account.refused(now_s + 600.0) == pytest.approx(0.0, abs=1e-3)
+
+
 def test_all_that_is_there_is_asked_for_though_nobody_knows_how_long_it_stays():
     account = DecodeAccount(DEFAULT_TIERS)
     account.sees(CROWDED)
