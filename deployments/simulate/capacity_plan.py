@@ -42,7 +42,7 @@ def _show(found: CapacityPlan, console: Console) -> None:
     tiers = list(found.points[0].by_tier)
     title = f"{found.arm}, {found.rate_rps:g} requests/s, {found.target:.0%} of each tier in time"
     if (lost := found.outage) is not None:
-        title += f", {lost.replicas} prefill lost from {lost.at_s:g} to {lost.at_s + lost.for_s:g} s"
+        title += f", {lost.replicas} prefill replicas lost from {lost.at_s:g} to {lost.at_s + lost.for_s:g} s"
     table = Table(title=title)
     for heading in ("prefill replicas", "in time", *tiers, "refused", "busy", "queue"):
         table.add_column(heading, justify="right")
