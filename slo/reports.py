@@ -47,8 +47,8 @@ class PrefillReported(Message):
         jobs: Everything that it has accepted and not finished, and behind that what waits for a place there.
         running: The job whose forward pass is under way; it stands for all in the same pass.
         running_for_s: How much of that pass's predicted time is behind it.
-        preemptible_in_s: How soon the pass would stop for a more urgent prefill, in the mean; None when it
-            could not.
+        preemptible_in_s: How soon the pass would make way for a more urgent prefill: stop, in the mean, or
+            end where more of its prompts lies behind it; None when it would not.
         kv_usage: Fraction of its KV blocks in use.
         ended: Jobs that ended since the last report, however they ended.
         learned: (tenant, prompt bytes, tokens) of prompts whose length became known since the last report.

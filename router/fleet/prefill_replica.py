@@ -79,8 +79,8 @@ class PrefillView:
 
     Attributes:
         confirmed: The jobs that its last report named; any other is still on its way there.
-        preemptible_in_s: How soon the running pass could be preempted for a prefill that would otherwise be
-            late; None when it could not.
+        preemptible_in_s: How soon the running pass makes way for a prefill that would otherwise be late: by a
+            stop, or by its end where more of its prompts lies behind it; None when it does not.
         draining: Whether it is being shut down; nothing is placed there any more.
         version: Grows with every change of its work.
         digest: Of the model that it serves.

@@ -26,9 +26,10 @@ class OutstandingWork:
 
     Attributes:
         waiting: Everything with a deadline that neither runs nor shares the running pass.
-        runner: The running pass as one prefill with what is left of it; None when nothing runs.
-        free_at_s: When the running pass ends; the moment itself when nothing runs.
-        stops_at_s: When it could be preempted; None when it could not.
+        runner: The running pass as one prefill with what is left of it and of its prompts behind it; None
+            when nothing runs.
+        free_at_s: When it would end; the moment itself when nothing runs.
+        stops_at_s: When it could be preempted, or ends a chunk; None when it could not.
         undue_s: Work of what waits without a deadline: it goes last, and none of it can be late.
     """
 

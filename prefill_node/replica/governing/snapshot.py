@@ -27,7 +27,8 @@ class ReplicaLoad(NamedTuple):
             others in it have none left.
         running: One of the jobs in the running pass.
         running_for_s: How much of that pass's predicted time is behind it.
-        preemptible_in_s: How soon the pass would be preempted; None when it would not.
+        preemptible_in_s: How soon the pass would make way for somebody more urgent: by a stop, or by its end
+            where more of its prompts lies behind it; None when it would not.
     """
 
     jobs: tuple[OutstandingJob, ...]
@@ -68,12 +69,12 @@ def load(
     jobs += _outstanding(behind, {job_id: _whole(governor, job) for job_id, job in behind.items()}, now_s)
     if view.step is None or not running:
         return ReplicaLoad(jobs, None, 0.0, None)
-    return ReplicaLoad(
-        jobs,
-        job_of(running[0].job_id),
-        governor.total_s(view.step) - remaining_s,
-        governor.preemptible_in_s(view, reached, now_s),
-    )
+    preemptible_in_s = governor.preemptible_in_s(view, reached, now_s)
+    if behind_s:
+        # The queue is ordered anew before the next chunk.
+        preemptible_in_s = min(math.inf if preemptible_in_s is None else preemptible_in_s, remaining_s)
+    running_for_s = governor.total_s(view.step) - remaining_s
+    return ReplicaLoad(jobs, job_of(running[0].job_id), running_for_s, preemptible_in_s)
 
 
 def snapshot(

@@ -154,6 +154,23 @@ def test_the_router_learns_how_soon_the_pass_would_make_way_unless_a_limit_is_re
     )
 
 
+@pytest.mark.parametrize(
+    ("rest", "reached", "preemptible_in_s"),
+    [
+        ({}, NOTHING_REACHED, 0.05),
+        ({}, (7, 9), 0.1),
+        ({"boundaries": 0}, NOTHING_REACHED, 1.0),
+        ({"max_preemptions": 0}, (7, 3), 0.7),
+    ],
+    ids=["it stops before", "it ends sooner than a stop", "nothing stops it", "a limit is reached"],
+)
+def test_behind_a_chunk_the_queue_is_ordered_anew(rest, reached, preemptible_in_s):
+    governed = governor(job("long", tokens=6000), **rest)
+    told = load(governed, view(running("long"), long=Account(0, 0.0, 1000)), reached, NOW_S)
+    assert told.preemptible_in_s == pytest.approx(preemptible_in_s)
+    assert told.jobs[0].work_s + told.running_for_s == pytest.approx(6.0), "with all that lies behind it"
+
+
 # For people
 
 
