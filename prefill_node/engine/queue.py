@@ -209,6 +209,9 @@ class QueueView:
         request = self._scheduler.requests.get(self._stepper.jobs.get(step.preempted_by, ""))
         if request is None or request.is_finished():
             return None
+        if (its_own := self._suspensions.step_of(request.request_id)) is not None:
+            stopped = self._members_of(its_own)
+            return stopped.members[stopped.requests.index(request)]
         return self._alone(request)
 
     def _prefill(

@@ -120,6 +120,26 @@ def test_a_step_that_goes_on_is_published_with_the_suspension_that_has_ended():
     assert (running.preemptions, running.suspended_s) == (1, 8.0)
 
 
+def test_a_victim_waits_also_while_its_beneficiary_is_stopped_near_its_end():
+    """Of the beneficiary only what is left of its step counts, which is in time; all of its chunk is not."""
+    replica, alone_s = Replica(launch_ahead_s=0.0), HARDWARE.predictor().prefill_s(2000)
+    replica.accept(CHUNKED, 0.0, 2000, 40.0, BACKGROUND)
+    engine = replica.engine
+    engine.issue(0.0)
+    replica.accept(RUNS, 0.1, 2000, 1.5 * alone_s, STANDARD)
+    engine.stop(0.1, 9, str(RUNS), keep=True)
+    runs, now_s = engine.issue(0.1), 0.1 + alone_s
+    replica.accept(PREFERRED, now_s, 200, 20.0, PREMIUM)
+    engine.stop(now_s, runs.times.boundaries - 2, str(PREFERRED), keep=True)
+    _, beneficiary = engine._suspensions.steps
+    assert beneficiary.done > 0.9
+    victim, waits = engine._queues.suspended(now_s)
+    assert victim.blocked
+    assert waits.blocked
+    shown = {prefill.job_id: prefill for prefill in replica.governor.waiting(engine.view(), now_s)}
+    assert shown[str(CHUNKED)].preempted_by == str(RUNS), "it stops nobody meanwhile"
+
+
 def stopped_for(replica, suspended_s):
     """One with 60,000 tokens has been stopped in its first chunk, and suspended for so long."""
     replica.accept(CHUNKED, 0.0, 60_000, None, BACKGROUND)
