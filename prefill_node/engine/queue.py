@@ -238,6 +238,7 @@ class QueueView:
             suspended_s,
             tier=given.get(TIER_XARG) or SYSTEM,
             idle_s=idle_s,
+            preemptions_before=0 if account is None else account.preemptions_before,
         )
 
 

@@ -214,7 +214,8 @@ class Stepper:
     def _begun(self, member: Member) -> Member:
         if not self.suspensions.begins(member.request, member.behind_tokens):
             return member
-        prefill = msgspec.structs.replace(member.prefill, preemptions=1, suspended_s=0.0)
+        before = member.prefill.preemptions
+        prefill = msgspec.structs.replace(member.prefill, preemptions_before=before, suspended_s=0.0)
         return member._replace(prefill=prefill)
 
     def _charged(self, member: Member, now_s: float) -> Member:

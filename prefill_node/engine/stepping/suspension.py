@@ -66,14 +66,15 @@ class Suspended(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Account:
-    """How often a request was stopped within its chunk, and how long its closed suspensions lasted in total.
+    """How often a request was stopped, and how long its closed suspensions within its chunk lasted in total.
 
     Attributes:
-        preemptions: At least 1, once it was stopped.
-        behind: Tokens of its prompt behind its chunk; infinite until one has begun since the first stop.
+        preemptions_before: Of its stops, those before its chunk began.
+        behind: Tokens of its prompt behind its chunk; infinite until one has begun that leaves some.
     """
 
     preemptions: int = 0
+    preemptions_before: int = 0
     suspended_s: float = 0.0
     behind: float = math.inf
 
@@ -85,7 +86,7 @@ class Suspensions:
     Attributes:
         max_suspended_s: A suspended step goes first when a member has been suspended for so long in total.
         steps: In the order in which they stopped.
-        accounts: By engine request id; only requests that have been stopped have one.
+        accounts: By engine request id, of requests that have been stopped or are longer than a chunk.
     """
 
     max_suspended_s: float
@@ -107,11 +108,13 @@ class Suspensions:
             be stopped more often.
         """
         if (account := self.accounts.get(request)) is None:
+            if behind:
+                self.accounts[request] = Account(behind=behind)
             return False
         gets_on = behind < account.behind < math.inf
         account.behind = behind
         if gets_on:
-            account.preemptions, account.suspended_s = 1, 0.0
+            account.preemptions_before, account.suspended_s = account.preemptions, 0.0
         return gets_on
 
     def resume(self, step: SuspendedStep, now_s: float) -> None:

@@ -1,5 +1,7 @@
 """The scheduler, the governor, the report, the monitor's view and `slackserve top` tell of one queue."""
 
+from dataclasses import replace
+
 import pytest
 
 from prefill_node.engine.stepping.step_choice import in_order
@@ -118,6 +120,23 @@ def test_a_step_that_goes_on_is_published_with_the_suspension_that_has_ended():
     replica.engine.issue(9.0)
     (running,) = replica.engine.view().step.members
     assert (running.preemptions, running.suspended_s) == (1, 8.0)
+
+
+def test_a_prompt_may_be_stopped_as_often_in_each_of_its_chunks():
+    replica = Replica(launch_ahead_s=0.0)
+    once = replace(OURS, limits=replace(OURS.limits, max_preemptions=1))
+    replica.governor.follow(HARDWARE.predictor(), once)
+    engine = replica.engine
+    replica.accept(CHUNKED, 0.0, 6000, None, BACKGROUND)
+    for chunk in range(3):
+        for stops in range(2):
+            (running,) = engine.issue(chunk).view.members
+            assert running.preemptions == chunk + stops, "it counts as one that was stopped"
+            in_s = replica.governor.preemptible_in_s(engine.view(), NOTHING_REACHED, chunk)
+            assert (in_s is None) == (stops == 1)
+            if in_s is not None:
+                engine.stop(chunk, 9, "", keep=True)
+        engine.complete(chunk)
 
 
 def test_a_victim_waits_also_while_its_beneficiary_is_stopped_near_its_end():

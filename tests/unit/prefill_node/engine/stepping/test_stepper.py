@@ -358,12 +358,16 @@ def test_a_chunk_that_begins_may_be_stopped_again_however_often_and_long_the_las
         account = stepper.suspensions.accounts.get("engine-a")
         if account is not None:  # as the queue makes it
             prefill_s = msgspec.structs.replace(
-                prefill_s, preemptions=account.preemptions, suspended_s=account.suspended_s
+                prefill_s,
+                preemptions=account.preemptions,
+                preemptions_before=account.preemptions_before,
+                suspended_s=account.suspended_s,
             )
         view = stepper.step_issued(
             Start(("engine-a",)), [Member("engine-a", prefill_s, 100, 5.0, behind)], at_s[0]
         )
-        return view.members[0].preemptions, view.members[0].suspended_s
+        (running,) = view.members
+        return running.preemptions, running.preemptions_before, running.suspended_s
 
     at_s = [0.0]
     counted = []
@@ -376,4 +380,4 @@ def test_a_chunk_that_begins_may_be_stopped_again_however_often_and_long_the_las
             stepper.step_issued(Resume(stopped), [member("a")], at_s[0])
         at_s[0] += 1.0
         stepper.step_ended(at_s[0])
-    assert counted == [(0, 0.0), (2, 6.0), (1, 0.0)]
+    assert counted == [(0, 0, 0.0), (2, 2, 0.0), (4, 4, 0.0)]
