@@ -71,7 +71,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         CommitOnCompletion.adopt(self.kv_cache_manager, delays=not self._is_ahead)
         keep_for_last_token(self.kv_cache_manager)
         self._setup = EngineSetup.of(self.vllm_config)
-        self._stepper = _stepper(self._setup, self.max_num_running_reqs)
+        self._stepper = _stepper(self._setup, self.max_num_running_reqs, self.max_num_scheduled_tokens)
         self._suspensions = self._stepper.suspensions
         self._queue = QueueView(self, self._stepper)
         self._bulletin = Bulletin(self._setup.board)
@@ -383,12 +383,12 @@ class AsyncSlackScheduler(SlackScheduler, AsyncScheduler):  # type: ignore[misc]
     """The same where nothing is stopped and vLLM composes a step while the one before it runs."""
 
 
-def _stepper(setup: EngineSetup, most_members: int) -> Stepper:
+def _stepper(setup: EngineSetup, most_members: int, most_tokens: int) -> Stepper:
     nothing_known = PrefillPredictor(0.0, 0.0)
     rules = ChoiceRules(
         QueueOrder(setup.order),
         nothing_known,
-        setup.join_tokens,
+        min(setup.join_tokens, most_tokens),
         Forecast(),
         setup.fairness(),
         targets=setup.class_targets(),

@@ -99,7 +99,7 @@ class Scheduling:
             checkpoint_bytes_per_token=hardware.checkpoint_bytes_per_token,
         )
         forecast = Forecast() if self.foresees else None
-        join_tokens = int(setting.get("join_tokens", self.join_tokens))
+        join_tokens = min(int(setting.get("join_tokens", self.join_tokens)), limits.budget_tokens)
         fairness = Fairness(hardware.tiers) if self.is_fair else None
         profile = self.profile(hardware)
         targets = ClassTargets(hardware.tiers.targets) if self.aims else None

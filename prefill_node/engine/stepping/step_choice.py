@@ -66,7 +66,8 @@ class ChoiceRules:
 
     Attributes:
         predictor: Time of a forward pass.
-        join_tokens: Prompts share a step while they have no more tokens together.
+        join_tokens: Prompts share a step while they have no more tokens together; no more than the engine
+            takes in one, of which it gives those first that have started.
         forecast: What is expected to arrive; None for nothing.
         fairness: What is owed to those that would be left behind; None for nothing.
         stop: How soon steps must be able to stop; None for no bound.

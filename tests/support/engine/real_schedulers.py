@@ -49,18 +49,21 @@ def build(  # noqa: PLR0913 - most have a default
     *,
     max_num_seqs=64,
     chunk=64,
+    budget=2048,
     additional=None,
     window=0,
     transfer=None,
 ):
     """A scheduler of this class with so many usable blocks of 16 tokens; those of one test share a config.
 
+    A step takes `budget` tokens, of a prompt `chunk`; 0 for as many as the step takes.
     With a window its second layer attends to so many tokens only. With `transfer`, which are the arguments of
     vLLM's `KVTransferConfig`, it has a connector; a block takes `BLOCK_BYTES` then.
     """
     config = _config(model)
     config.scheduler_config.max_num_seqs = max_num_seqs
     config.scheduler_config.long_prefill_token_threshold = chunk
+    config.scheduler_config.max_num_batched_tokens = budget
     config.additional_config = additional or {}
     config.kv_transfer_config = KVTransferConfig(**transfer) if transfer else None
     config.cache_config.num_gpu_blocks = blocks + 1

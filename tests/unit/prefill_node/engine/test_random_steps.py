@@ -28,7 +28,7 @@ def model(tmp_path_factory):
 def stepped(model, monkeypatch):
     """Makes an engine that runs so many requests together; the second model runner knows no others."""
 
-    def make(runner, together, blocks=400, *, window=0, chunk=0, limits=None):
+    def make(runner, together, blocks=400, *, window=0, chunk=0, limits=None, budget=2048):
         clock = Clock()
         monkeypatch.setattr("prefill_node.engine.scheduler.time", clock)
         monkeypatch.setattr("vllm.config.VllmConfig.use_v2_model_runner", runner == "second")
@@ -41,6 +41,7 @@ def stepped(model, monkeypatch):
             max_num_seqs=together,
             chunk=chunk,
             window=window,
+            budget=budget,
             additional=setup.encode(),
         )
         places = {"places": together} if runner == "second" else {}
@@ -67,6 +68,18 @@ def test_no_more_prompts_run_together_than_the_engine_may(stepped, runner, toget
     assert min(sizes) > 0, "somebody can run at any time"
     engine.finish()
     assert len(engine.finished) == together + 2
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_nobody_joins_whom_a_step_cannot_take_whole(stepped, runner):
+    """vLLM gives a step to those first that have started."""
+    engine, rng = stepped(runner, 64, budget=256), random.Random(1)
+    engine.add("long", tokens(rng, 1756))
+    assert engine.step().num_scheduled_tokens == {"long": 256}
+    engine.add("first", tokens(rng, 100), due_s=60)
+    engine.add("second", tokens(rng, 150), due_s=61)
+    assert engine.step().num_scheduled_tokens == {"first": 100, "second": 150}
+    engine.finish()
 
 
 @pytest.mark.parametrize("seed", range(10))
