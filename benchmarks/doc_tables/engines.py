@@ -172,6 +172,23 @@ def hostile_clients() -> str:
     return markdown(["Tried", "What was seen"], [[tried, "; ".join(seen)] for tried, *seen in rows])
 
 
+_LOCAL_BELOW: Final = (0, 64, 128)
+
+
+def local_below() -> str:
+    """Short prompts that decode computes, in virtual time, over the quick link."""
+    rows = []
+    for row in result("cores/local_below_simulated")["rows"]:
+        if row["link"] == "25 GB/s" and row["below"] in _LOCAL_BELOW:
+            times_ms = (row[of][what] for of in ("short", "long") for what in ("ttft_ms", "whole_ms"))
+            rate = f"{row['rate_rps']:g}" if row["below"] == 0 else ""
+            rows.append(
+                [rate, str(row["below"]), f"{row['by_decode']:.0%}", *(f"{each:,.0f} ms" for each in times_ms)]
+            )
+    columns = ["short: first token", "last token", "long: first token", "last token"]
+    return markdown(["Requests/s", "`local_below`", "computed by decode", *columns], rows)
+
+
 _TOKEN_PATH: Final = {"after": "SlackServe", "ray": "Ray Serve LLM"}
 _OF_STREAMS: Final = (("ingress", "openaiingress"), ("decode",), ("engines", "ray"))
 """Whose time a table of streamed tokens has, by what either server calls it: Ray's executor has the model's
@@ -248,6 +265,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "embedded-before": lambda: embedded("embedded_before", ("Before", "Now")),
     "embedded-dtype": lambda: embedded("embedded_dtype", ("`float32`", "`bfloat16`")),
     "footprint": footprint,
+    "local-below": local_below,
     "token-path": token_path,
     "token-path-bounds": token_path_bounds,
     "tracing": tracing,
