@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from itertools import takewhile
 from typing import Final
 
 from slo.admission.backlog import Backlog, Waiting
@@ -31,7 +32,7 @@ from slo.tiers import SYSTEM, Tier, TierPolicy, TierSet
 _REFRESH_S: Final = 0.1
 """How the fleet is divided is as old as this at most."""
 _FORGET_AFTER_S: Final = 3600.0
-"""A request whose end is not reported for so long counts as ended."""
+"""A request whose end is not reported for so long counts as ended, if no asker says which of its live."""
 _COUNTED_S: Final = 60.0
 """Who has generated an answer whose client has left says within so long how much there was."""
 _ASKER_GONE_S: Final = 30.0
@@ -387,10 +388,8 @@ class AdmissionController:
             self._heard[asker] = now_s
 
     def _forget_old(self, now_s: float) -> None:
-        while self._jobs:
-            job_id = next(iter(self._jobs))
-            if now_s - self._jobs[job_id].admitted_s < _FORGET_AFTER_S:
-                return
+        old = takewhile(lambda job: now_s - job[1].admitted_s >= _FORGET_AFTER_S, self._jobs.items())
+        for job_id in [job_id for job_id, job in old if job.asker not in self._heard]:
             self.ended(job_id, now_s)
 
 

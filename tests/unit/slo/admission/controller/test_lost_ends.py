@@ -80,6 +80,26 @@ def test_nor_does_it_when_one_that_is_new_asks_first():
     assert admission.reconcile("new", 1, [JobId("new-1")], 100.1) == []
 
 
+def test_a_request_of_more_than_an_hour_lives_while_its_ingress_says_so():
+    admission = controller(one=TenantLimit(max_concurrent=1, output_tokens_per_s=1, burst_output_tokens=9000))
+    long = AdmissionRequest(JobId("long"), STANDARD, "one", Usage(100, 8000), WORK_S, "ingress", 1)
+    assert admitted(admission, long)
+    for now_s in range(10, 4000, 10):
+        assert admission.reconcile("ingress", 1, ["long"], float(now_s)) == []
+        if now_s % 100 == 0:
+            assert not admitted(admission, asked(2), now_s), "one at a time"
+    admission.ended(JobId("long"), 4000.0, Usage(100, 100))
+    again = AdmissionRequest(JobId("again"), STANDARD, "one", Usage(100, 8900), WORK_S, "ingress", 3)
+    assert admitted(admission, again, 4000.0), "what it has not generated was given back"
+
+
+def test_one_of_which_nobody_says_that_it_lives_has_ended_after_an_hour():
+    admission = controller(one=TenantLimit(max_concurrent=1))
+    assert admitted(admission, asked(1, asker=""))
+    assert not admitted(admission, asked(2), 3599.0)
+    assert admitted(admission, asked(3), 3600.0)
+
+
 @given(
     st.lists(st.tuples(st.sampled_from(["ask", "end", "lose", "tell"]), st.sampled_from("ab")), max_size=60)
 )
