@@ -26,7 +26,7 @@ from deployments.config.replicas import LAST_PORT, AutoscalingConfig, KVTransfer
 from deployments.config.tiers import TiersConfig
 from deployments.config.tls import TLSConfig
 from deployments.config.tracing import TracingConfig
-from router.fleet.view import RouterLimits
+from router.fleet.view import SILENT_AFTER_S, RouterLimits
 from router.placement.registry import PlacementName
 from slo.files.strict_yaml import Address, Positive, Section, TierName, explain, nearest, read_mapping
 from slo.objectives import MAX_OBJECTIVE_MS
@@ -44,7 +44,8 @@ class RouterSection(Section):
     )
     stale_after_s: Positive = Field(10.0, description="A replica that is silent for longer is not used.")
     silent_after_s: Positive = Field(
-        1.5, description="One that is silent for longer is used only if all are; they report every 0.5 s."
+        SILENT_AFTER_S,
+        description="One that is silent for longer is used only if all are; they report every 0.5 s.",
     )
     max_replacements: Annotated[int, Field(ge=0, le=10)] = Field(
         2, description="How often a request whose prefill replica is lost is placed again."

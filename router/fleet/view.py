@@ -30,6 +30,8 @@ from slo.tiers import SYSTEM, Tier
 
 _FORGET_AFTER: Final = 3
 """A replica that has been silent for this many times the limit of staleness is forgotten."""
+SILENT_AFTER_S: Final = 1.5
+"""`RouterLimits.silent_after_s` of a server by default; replicas report every 0.5 s."""
 
 _UNLEARNED: Final = PromptLengthEstimator()
 """Of a tenant of whom nothing is known yet; never learns."""

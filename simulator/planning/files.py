@@ -8,10 +8,11 @@ import math
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
+from router.fleet.view import SILENT_AFTER_S, RouterLimits
 from router.placement.registry import PlacementName
 from simulator.arms.arms import ARMS
 from simulator.cost.accelerators import (
@@ -26,7 +27,7 @@ from simulator.cost.accelerators import (
 from simulator.cost.decode_steps import DecodeModel
 from simulator.cost.operators import ModelShape
 from simulator.cost.passes import CostModel
-from simulator.fleet.setup import HANDOFF_S, DecodeMemory, FleetSetup
+from simulator.fleet.setup import HANDOFF_S, DecodeMemory, Delays, FleetSetup
 from simulator.planning.plan import Outage, PlannedLoad
 from simulator.replica.hardware import Hardware
 from simulator.workload.arrivals import TraceError
@@ -52,6 +53,8 @@ _ADMITTING = frozenset({"slackserve", "slackserve-off", "slackserve-chunked"})
 """Arms behind whose routers requests are refused by the servers' default rules."""
 _REFUSES_ITSELF = "slackserve-admission"
 """It tells no router whom it has refused, which would wait for their ends for ever."""
+_PLACED_AGAIN_AFTER_S: Final = 2.5
+"""What a replica had that is lost with its host is placed again so long after, as `docs/failures.md` says."""
 
 
 Ranks = Annotated[int, Field(ge=1, le=64)]
@@ -219,6 +222,8 @@ class FleetConfig(Section):
             link=self._link(),
             tiers=tiers,
             placement=self.placement,
+            limits=RouterLimits(silent_after_s=SILENT_AFTER_S),
+            delays=Delays(detect_s=_PLACED_AGAIN_AFTER_S),
             handoff_s=self._handoff_s(),
             admission=AdmissionRules() if self.arm in _ADMITTING else None,
             seed=self.seed,

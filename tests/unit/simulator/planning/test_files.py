@@ -8,17 +8,21 @@ from pathlib import Path
 import pytest
 
 from deployments.calibrate.profile import Calibration, save_profile, sweep, with_handoffs
+from deployments.config.degraded import DegradedConfig
+from deployments.config.settings import RouterSection
 from simulator.arms.arms import ARMS
 from simulator.cost.accelerators import A100, kv_tokens
 from simulator.cost.operators import LLAMA_3_8B, LLAMA_3_70B
 from simulator.fleet.fleet import simulate
+from simulator.fleet.setup import Failure
 from simulator.planning.files import load_fleet, parse_fleet
 from simulator.planning.plan import Outage, plan
+from simulator.workload.arrivals import Arrival
 from slo.files.profile import read_profile
 from slo.files.strict_yaml import FleetConfigError
 from slo.predict.handoff import HandoffSample
 from slo.predict.prefill_time import PrefillPredictor, Sample, fit
-from slo.tiers import PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 CHAT = {"share": 1, "mean_tokens": 600, "ttft_ms": 500, "tier": "premium"}
 LEAST = {"rate_rps": 2, "workload": {"kinds": {"chat": CHAT}}}
@@ -213,6 +217,19 @@ def test_a_fleet_is_planned_with_what_it_loses():
     ):
         late.demand()
     assert "outage.for_s: Field required" in complaint(outage={})
+
+
+def test_the_router_of_a_fleet_treats_replicas_as_a_servers_does_by_default():
+    """But for prompts that decode would compute, at a pace that nobody simulates."""
+    assert parse_fleet(LEAST).setup().limits == RouterSection().limits(DegradedConfig(local_prefill=False))
+
+
+def test_a_replica_that_is_lost_is_avoided_when_it_is_silent_and_what_it_had_is_placed_again_soon_after():
+    arrivals = [Arrival(n, n / 10, "chat", 2000, 5, None, BACKGROUND) for n in range(100)]
+    result = simulate(parse_fleet(LEAST).setup(prefill_replicas=2), arrivals, [Failure(0, 5.0, 99.0)])
+    again = [passage for passage in result.passages if passage.placements > 1]
+    assert max(passage.arrival.at_s for passage in again) < 5.0 + 1.6
+    assert 0.0 < min(passage.job.prefilled_s for passage in again) - (5.0 + 2.5) < 2.0
 
 
 def test_a_model_that_does_not_fit_is_refused():
