@@ -106,11 +106,11 @@ class CapacityPlan:
         chosen: The fewest prefill replicas that keep up and reach the target for every tier; None when no
             number does.
         decode_replicas: The fewest that keep TPOT for every tier and have memory at once for the target's
-            part of all requests; None when no number does.
+            part of all requests, the outage apart; None when no number does.
         load: Prefill work that is offered, seconds per second on one replica, one prompt after the other.
         tpot_by_tier: With the chosen numbers, the fraction of requests that keep their TPOT objective.
         decode_kv_usage: With them, the part of the decode replicas' KV memory in use on average.
-        outage: What happens meanwhile.
+        outage: What happens meanwhile to prefill replicas.
     """
 
     arm: str
@@ -168,10 +168,13 @@ def plan(setup: FleetSetup, demand: PlannedLoad, tried: Tried = lambda _: None) 
     found = min_prefill_replicas(decode)
 
     def lacks_decode() -> bool:
-        if found is not None:
-            return not decodes(simulated[found][1], setup, demand.target)
-        taken = simulated[max(simulated)][1].taken_by_decode  # no prefill replica mends what decode refuses
-        return min(taken.values(), default=1.0) < demand.target
+        point, run = simulated[found or max(simulated)]
+        if found is None:  # no prefill replica mends what decode refuses
+            return min(run.taken_by_decode.values(), default=1.0) < demand.target
+        if demand.outage is not None:  # what comes at once when it is over may wait for decode
+            fleet = replace(setup, prefill_replicas=found, decode_replicas=decode, setting=point.setting)
+            run = simulate(fleet, arrivals)
+        return not decodes(run, setup, demand.target)
 
     while enough and decode < limit and lacks_decode():
         decode += 1  # prefill lets more through at once than was reckoned with

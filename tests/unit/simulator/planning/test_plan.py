@@ -60,6 +60,16 @@ def test_a_plan_bears_the_loss_of_a_replica():
     assert found.document()["outage"] == {"replicas": 1, "at_s": 5.0, "for_s": 20.0}
 
 
+def test_decode_replicas_are_planned_without_the_loss():
+    """What waits for prefill meanwhile comes to decode faster afterwards, for a few seconds."""
+    mix = Mix({"only": Kind(1.0, 2000, 30.0, BACKGROUND, range_tokens=(2000, 2000), output_tokens=60)})
+    setup = fleet(decode=replace(DECODE, kv_tokens=30_000))
+    demand = PlannedLoad(mix, 1.7 / setup.hardware.cost.prefill_s(2000), 200, target=0.9)
+    usual = plan(setup, demand)
+    found = plan(setup, replace(demand, outage=Outage(replicas=1, at_s=5.0, for_s=10.0)))
+    assert (found.chosen, found.decode_replicas) == (usual.chosen, usual.decode_replicas) == (2, 1)
+
+
 def test_who_loses_all_replicas_serves_nobody_meanwhile():
     assert [failure.replica for failure in Outage(3, 1.0, 2.0).failures(2)] == [0, 1]
 
