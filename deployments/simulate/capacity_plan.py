@@ -54,10 +54,10 @@ def _show(found: CapacityPlan, console: Console) -> None:
         table.add_row(*row, f"{point.utilisation:.0%}", queue, style=style)
     console.print(table)
     if found.chosen is None or found.decode_replicas is None:
-        tier = "prefill" if found.chosen is None else "decode"
-        console.print(
-            f"No number of {tier} replicas keeps these objectives: some requests cannot be met alone."
-        )
+        tier, why = "prefill" if found.chosen is None else "decode", ": some requests cannot be met alone."
+        if found.chosen is None and lost is not None:
+            why = " with this outage: plan without it to see whether any does at all."
+        console.print(f"No number of {tier} replicas keeps these objectives{why}")
         return
     console.print(
         f"{found.chosen} prefill and {found.decode_replicas} decode replicas. Prefill work alone would fill "
