@@ -17,6 +17,7 @@ class TierConfig(TierSection):
     ttft_scale: Positive | None = Field(
         None, description="Instead: a multiple of the request's own predicted prefill time, for example 1.3."
     )
+    e2e_ms: ObjectiveMs | None = Field(None, description="Time to the end of the answer, milliseconds.")
     target: Annotated[float, Field(gt=0, lt=1)] = Field(
         0.9, description="Fraction of its requests that shall meet their objectives."
     )
@@ -39,6 +40,8 @@ class TierConfig(TierSection):
             changes |= {"ttft_s": None, "ttft_scale": self.ttft_scale}
         elif "ttft_ms" in self.model_fields_set:
             changes["ttft_s"] = None if self.ttft_ms is None else self.ttft_ms / 1e3
+        if "e2e_ms" in self.model_fields_set:
+            changes["e2e_s"] = None if self.e2e_ms is None else self.e2e_ms / 1e3
         return replace(super().over(policy), **changes)
 
 

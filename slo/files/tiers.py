@@ -24,7 +24,6 @@ class TierSection(Section):
     )
     default: bool = Field(default=False, description="Whether it serves requests that ask for no tier.")
     tpot_ms: ObjectiveMs | None = Field(None, description="Time per output token, milliseconds.")
-    e2e_ms: ObjectiveMs | None = Field(None, description="Time to the end of the answer, milliseconds.")
     sheddable: bool = Field(
         default=_UNSET.sheddable, description="May be refused when its deadline cannot be met."
     )
@@ -41,8 +40,6 @@ class TierSection(Section):
         changes: dict[str, Any] = {name: getattr(self, name) for name in names}
         if "tpot_ms" in self.model_fields_set:
             changes["tpot_s"] = None if self.tpot_ms is None else self.tpot_ms / 1e3
-        if "e2e_ms" in self.model_fields_set:
-            changes["e2e_s"] = None if self.e2e_ms is None else self.e2e_ms / 1e3
         return replace(policy, **changes)
 
 

@@ -173,6 +173,10 @@ def test_a_trace_lies_beside_the_file(tmp_path):
         ({"arm": "slackserv"}, "did you mean 'slackserve'?"),
         ({"arm": "slackserve-admission"}, "arm: slackserve-admission is one replica that refuses requests"),
         ({"tiers": {"premum": {}}}, "there is no tier 'premum'; did you mean 'premium'?"),
+        (
+            {"tiers": {"premium": {"e2e_ms": 9000}}},
+            "fleet.yaml: tiers.premium: unknown key 'e2e_ms'; known are rank, default, tpot_ms",
+        ),
         ({"target": 1}, "target: Input should be less than 1 (given: 1)"),
         ({"rate_rps": 0}, "rate_rps: Input should be greater than 0 (given: 0)"),
         ({"workload": {}}, "give at least one kind under kinds, for a mix, or trace and classes"),
