@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from ray.serve.llm.openai_api_models import CompletionRequest
 
-from slo.predict.handoff import HandoffSample
+from slo.predict.handoff import HANDOFF_STEPS, HandoffSample
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
-
-_STEPS = 6
 
 
 async def measure_handoff(
@@ -36,13 +34,14 @@ async def measure_handoff(
         tokens: The prompt's.
 
     Raises:
-        RuntimeError: when an engine refuses the prompt, for example because it is longer than the model.
+        RuntimeError: when an engine refuses the prompt, for example because the model has no room for it and
+            `HANDOFF_STEPS` more tokens.
     """
     vocabulary = engine._engine_client.model_config.get_vocab_size()  # noqa: SLF001
     request = CompletionRequest(
         model=model,
         prompt=random.choices(range(vocabulary), k=tokens),  # noqa: S311 - not a secret
-        max_tokens=_STEPS,
+        max_tokens=HANDOFF_STEPS,
         ignore_eos=True,
         stream=True,
     )

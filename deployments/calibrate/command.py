@@ -19,6 +19,7 @@ from deployments.calibrate.profile import (
     MeasurePrefill,
     check_handoffs,
     check_prefills,
+    measure_handoffs,
     profile_of,
     save_profile,
     sweep,
@@ -27,6 +28,7 @@ from deployments.calibrate.profile import (
 )
 from deployments.config import ConfigError
 from deployments.options import ApplicationOption, ModelOption, check_file_and_directory, refuse_given
+from slo.predict.handoff import HandoffSample
 from slo.predict.measured_on import ON_HOST, Measurable
 from slo.predict.prediction_error import PredictionError
 from slo.predict.prefill_time import PrefillPredictor, Sample
@@ -87,14 +89,22 @@ def calibrate(  # noqa: PLR0913, PLR0917 - an option each
 def _measure(
     measuring: Measuring, about: Measurable, sizes: Sequence[int], repeats: int, handoff_ms: float | None
 ) -> Calibration:
+    if (longest := max(sizes)) >= about.max_model_len:
+        raise ConfigError(
+            f"--lengths: {longest} is not below the model's length, which is {about.max_model_len}"
+        )
+    handoffs: Sequence[HandoffSample] = ()
+    if handoff_ms is None:
+        with _console.status("measuring handoffs"):  # first: if they cannot be, no sweep of minutes is lost
+            lengths = handoff_lengths(sizes, about.max_model_len)
+            handoffs = measure_handoffs(measuring.handoff, lengths, repeats)
     behind = prefixed(sizes, about.max_model_len, about.block_tokens)
     with _console.status("measuring prefills") as status:
         has_floor = about.subject.accelerator != ON_HOST
         calibration = sweep(_shown(measuring, status), sizes, repeats, behind, has_floor=has_floor)
     if handoff_ms is not None:
         return with_handoff_s(calibration, handoff_ms / 1e3)
-    with _console.status("measuring handoffs"):
-        return with_handoffs(calibration, measuring.handoff, handoff_lengths(sizes), repeats)
+    return with_handoffs(calibration, handoffs)
 
 
 def _shown(measuring: Measuring, status: Status) -> MeasurePrefill:
@@ -136,7 +146,7 @@ def _check(path: Path, measuring: Measuring, about: Measurable, pairs: Sequence[
     _console.print(_prefills(samples, profile.predictor))
     _tell("prefill", error)
     if profile.predictor.handoff_s > 0:
-        lengths = handoff_lengths([tokens for tokens, _ in pairs])
+        lengths = handoff_lengths([tokens for tokens, _ in pairs], about.max_model_len)
         with _console.status("measuring handoffs"):
             for tokens in lengths:
                 measuring.handoff(tokens)

@@ -6,6 +6,8 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
+from slo.predict.handoff import HANDOFF_STEPS
+
 SHORTEST: Final = 32
 _RATIO: Final = 4
 _LONGEST_HANDOFF: Final = 4096
@@ -40,10 +42,14 @@ def prefixed(lengths: Sequence[int], max_model_len: int, block_tokens: int) -> t
     return tuple(pairs)
 
 
-def handoff_lengths(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Prompt lengths whose handoff is measured: a transfer is a straight line and needs no long ones."""
-    short = sorted({tokens for tokens in lengths if tokens <= _LONGEST_HANDOFF})
-    chosen = short if len(short) > 1 else sorted(set(lengths))[:2]
+def handoff_lengths(lengths: Sequence[int], max_model_len: int) -> tuple[int, ...]:
+    """Prompt lengths whose handoff is measured: a transfer is a straight line and needs no long ones.
+
+    They are those of `lengths`, shortened where the answer would not fit into the model, and two at least.
+    """
+    longest = min(_LONGEST_HANDOFF, max_model_len - HANDOFF_STEPS)
+    short = sorted({min(tokens, longest) for tokens in lengths})
+    chosen = short if len(short) > 1 else [short[0] // 2, short[0]]
     return tuple(sorted({chosen[0], chosen[len(chosen) // 2], chosen[-1]}))
 
 

@@ -78,14 +78,19 @@ def _undisturbed(measure: Callable[[], float], repeats: int) -> list[float]:
     return times_s
 
 
-def with_handoffs(
-    calibration: Calibration, measure: Callable[[int], HandoffSample], lengths: Sequence[int], repeats: int
-) -> Calibration:
-    """The same with handoffs measured at these lengths, each `repeats` times after an unmeasured one."""
+def measure_handoffs(
+    measure: Callable[[int], HandoffSample], lengths: Sequence[int], repeats: int
+) -> list[HandoffSample]:
+    """Measure handoffs of each of these lengths `repeats` times after an unmeasured one."""
     samples: list[HandoffSample] = []
     for tokens in lengths:
         measure(tokens)
         samples.extend(measure(tokens) for _ in range(repeats))
+    return samples
+
+
+def with_handoffs(calibration: Calibration, samples: Sequence[HandoffSample]) -> Calibration:
+    """The same with handoffs of two or more lengths."""
     calibration = with_handoff_s(calibration, usual_handoff_s(samples))
     return replace(calibration, handoffs=tuple(samples), transfer=fit_transfer(samples))
 

@@ -11,6 +11,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Final
+
+HANDOFF_STEPS: Final = 6
+"""Tokens that decode generates for a measured handoff: the model has to have room for them, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from deployments.calibrate.profile import (
     check_handoffs,
     check_prefills,
     load_profile,
+    measure_handoffs,
     profile_of,
     save_profile,
     sweep,
@@ -17,7 +18,7 @@ from deployments.calibrate.profile import (
 from deployments.cli import app
 from deployments.config import ConfigError
 from slo.files.profile import READABLE, read_profile
-from slo.predict.handoff import HandoffSample, TransferFit
+from slo.predict.handoff import HANDOFF_STEPS, HandoffSample, TransferFit
 from slo.predict.measured_on import Subject
 from slo.predict.prefill_time import PrefillPredictor
 
@@ -33,7 +34,7 @@ def handed_over(tokens):
 def profile(path, subject=EMBEDDED, **about):
     lengths = [32, 512, 2048]
     calibration = sweep(CURVE.prefill_s, lengths, 1, prefixed(lengths, 4096, 16))
-    calibration = with_handoffs(calibration, handed_over, lengths, 1)
+    calibration = with_handoffs(calibration, measure_handoffs(handed_over, lengths, 1))
     told = {name: getattr(subject, name) for name in ("model", "accelerator", "tensor_parallel", "dtype")}
     save_profile(path, calibration, told | about, kv_bytes_per_token=4000)
     return path
@@ -103,7 +104,9 @@ def test_lengths_reach_the_models_context_and_prefixes_are_whole_blocks_within_i
         assert len(set(lengths)) >= 2
         pairs = prefixed(lengths, length, 128)
         assert all(context % 128 == 0 and context > 0 and context + new < length for new, context in pairs)
-        assert len(set(handoff_lengths(lengths))) >= 2
+        handoffs = handoff_lengths(lengths, length)
+        assert len(set(handoffs)) >= 2
+        assert all(0 < tokens <= length - HANDOFF_STEPS for tokens in handoffs)
     assert prefixed((32, 4095), 4096, 0) == (), "nothing is cached"
 
 

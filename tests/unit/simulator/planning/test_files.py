@@ -119,7 +119,7 @@ def test_a_profile_gives_attention_and_the_link_too(tmp_path):
     curve = PrefillPredictor(0.0002, 0.01, per_pair_s=3e-8)
     lengths = [32, 512, 2048]
     found = sweep(curve.prefill_s, lengths, 1, [(64, 1024)])
-    found = with_handoffs(found, lambda n: HandoffSample(n, 0.003, 0.01 + 2e-6 * n), lengths, 1)
+    found = with_handoffs(found, [HandoffSample(n, 0.003, 0.01 + 2e-6 * n) for n in lengths])
     save_profile(tmp_path / "p.json", found, {}, kv_bytes_per_token=46_080)
     values = LEAST | {"profile": str(tmp_path / "p.json"), "model": "smollm2-135m"}
     setup = parse_fleet(values).setup()
