@@ -16,6 +16,7 @@ from telemetry.catalogue import (
     PREDICTION_ERROR,
     PREEMPTION_AVAILABLE,
     PREEMPTIONS,
+    REPLICAS_USED,
     REQUESTS,
     ROUTER_FALLBACKS,
     SLO_JUDGED,
@@ -92,8 +93,7 @@ def cause_alerts() -> RuleGroup:
             Alert(
                 "SlackServePrefillLost",
                 # Of one cluster: while a RayService is upgraded, the new one's are not there yet.
-                f"{_OF_ALL_MONITORS} ({select(SUBSCRIBERS, role='prefill')}) == 0\n"
-                f"and {_OF_ALL_MONITORS} ({select(SUBSCRIBERS, role='decode')}) > 0",
+                f"{_unheard('prefill')}\nand {_OF_ALL_MONITORS} ({select(SUBSCRIBERS, role='decode')}) > 0",
                 Severity.TICKET,
                 "No prefill replica of {{ $labels.model }} reports; decode computes the prompts, if it may.",
                 for_="2m",
@@ -178,6 +178,14 @@ def cause_alerts() -> RuleGroup:
     )
 
 
+def _unheard(role: str) -> str:
+    """Nobody of a role reports, and the router uses none that reports to a monitor of other code."""
+    reporting, used = (
+        f"{_OF_ALL_MONITORS} ({select(metric, role=role)})" for metric in (SUBSCRIBERS, REPLICAS_USED)
+    )
+    return f"{reporting} == 0" if role == "ingress" else f"{reporting} == 0\nunless {used} > 0"
+
+
 def _lost(name: str, role: str, summary: str) -> Alert:
     """Nobody is left of a role without which nothing is answered, and of which there was somebody.
 
@@ -187,7 +195,7 @@ def _lost(name: str, role: str, summary: str) -> Alert:
     reporting, routers = select(SUBSCRIBERS, role=role), select(SUBSCRIBERS, role="router")
     return Alert(
         name,
-        f"{_OF_ALL_MONITORS} ({reporting}) == 0\n"
+        f"{_unheard(role)}\n"
         f"and {_OF_ALL_MONITORS} (max_over_time({reporting}[1d])) > 0\n"
         f"unless ({_OF_ALL_MONITORS} ({routers}) == 0 and on (model) max by (model) ({reporting}) > 0)",
         Severity.PAGE,

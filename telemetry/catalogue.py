@@ -351,6 +351,10 @@ ROUTED: Final = _counter(
 SUBSCRIBERS: Final = _gauge(
     "slackserve_monitor_subscribers", "processes", "Processes that report.", "model", "role"
 )
+REPLICAS_USED: Final = _gauge(
+    "slackserve_monitor_replicas", "replicas",
+    "Replicas that the router uses, whatever code they run.", "model", "role",
+)  # fmt: skip
 SUBSCRIBERS_BEHIND: Final = _gauge(
     "slackserve_monitor_subscribers_behind",
     "processes",

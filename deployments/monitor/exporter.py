@@ -151,6 +151,10 @@ def samples(model: str, core: MonitorCore, now_s: float) -> Iterator[Sample]:
         yield catalogue.FIRST_TOKEN_ERROR, (model, "p90"), state.ttft_error.p90
     for role in Role:
         yield catalogue.SUBSCRIBERS, (model, role.value), state.subscribers.get(role, 0)
+    demand = core.demand(now_s)
+    used = (0, 0) if demand is None else (demand.prefill.replicas, demand.decode.replicas)
+    for role, replicas in zip((Role.PREFILL, Role.DECODE), used, strict=True):
+        yield catalogue.REPLICAS_USED, (model, role.value), replicas
     yield catalogue.SUBSCRIBERS_BEHIND, (model,), state.behind
     yield catalogue.REPORTS_DROPPED, (model,), core.dropped
     for decision, counts in (("placed", core.placed), ("refused", core.refused)):

@@ -25,6 +25,7 @@ from telemetry.catalogue import (
     PREDICTION_ERROR,
     PROMPT_LENGTH_ERROR,
     REPLACEMENTS,
+    REPLICAS_USED,
     REPORTS_DROPPED,
     STREAM_RECOMPUTED,
     STREAM_RESTORE,
@@ -102,7 +103,11 @@ BOARD: Final = Dashboard(
         PanelRow(
             "Replicas",
             (
-                Panel("Processes that report", Unit.COUNT, (now(SUBSCRIBERS, "{{model}} {{role}}"),)),
+                Panel(
+                    "Processes that report, and replicas that the router uses",
+                    Unit.COUNT,
+                    (now(SUBSCRIBERS, "{{model}} {{role}}"), now(REPLICAS_USED, "{{model}} {{role}} used")),
+                ),
                 Panel("Prefills placed again", Unit.COUNT, (in_window(REPLACEMENTS, "cause", "outcome"),)),
                 Panel(
                     "Answers that lost their decode replica",

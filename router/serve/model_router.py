@@ -146,6 +146,7 @@ class ModelRouter:
             *admission.demand(now_s),
             capacity=admission.capacity,
             refused=admission.refused_work(now_s),
+            replicas=len(self._core.view.usable_prefill(now_s)),
         )
         account = admission.decode
         decode = replace(decode, asked=account.asked(now_s), refused=account.refused(now_s))

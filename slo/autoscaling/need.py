@@ -63,6 +63,7 @@ class PrefillDemand:
         backlog_s: Predicted work of those that were admitted, have a deadline, and have not been served.
         at_risk: Whether a tier misses its target by first tokens (`slo.monitor.shedding.TierBurn.at_risk`).
         capacity: What the replicas can do, in the unit of `work`; 0 without any, or before the first request.
+        replicas: How many there are.
     """
 
     work: float
@@ -70,6 +71,7 @@ class PrefillDemand:
     at_risk: bool = False
     capacity: float = 0.0
     refused: float = 0.0
+    replicas: int = 0
 
 
 @dataclass(frozen=True, slots=True)

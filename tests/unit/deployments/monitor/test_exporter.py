@@ -28,7 +28,7 @@ from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, ObjectiveNam
 from telemetry import catalogue
 
 R = ReplicaId("r")
-BUSY = FleetDemand(PrefillDemand(1.8, 0.0, capacity=2.0), DecodeDemand(0.5, 3, replicas=2))
+BUSY = FleetDemand(PrefillDemand(1.8, 0.0, capacity=2.0, replicas=3), DecodeDemand(0.5, 3, replicas=2))
 LATE = RequestEnded(
     "m",
     PREMIUM,
@@ -92,6 +92,16 @@ def test_the_values_are_the_monitors(core):
     assert found["slackserve_monitor_subscribers", ("m", "prefill")] == 1
     assert found["slackserve_monitor_subscribers", ("m", "decode")] == 0, "which is not absent"
     assert found["slackserve_monitor_dropped", ("m",)] == 2
+
+
+def test_replicas_that_the_router_uses_are_told_whatever_monitor_they_report_to(core):
+    used = {role: ("slackserve_monitor_replicas", ("m", role)) for role in ("prefill", "decode")}
+    found = exported(core)
+    assert (found[used["prefill"]], found[used["decode"]]) == (3, 2)
+    assert found["slackserve_monitor_subscribers", ("m", "decode")] == 0
+    silent_s = SETTLE_S + 6.0
+    later = {(metric.name, labels): value for metric, labels, value in samples("m", core, silent_s)}
+    assert (later[used["prefill"]], later[used["decode"]]) == (0, 0), "the router says nothing any more"
 
 
 def test_a_request_of_an_adapter_counts_under_its_name_and_that_of_its_model():

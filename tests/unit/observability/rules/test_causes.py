@@ -115,6 +115,19 @@ def test_a_monitor_that_nobody_reports_to_any_more_does_not_say_that_prefill_is_
     check(tmp_path, "1m", series, "SlackServePrefillLost", {15: alerts, 58: alerts})
 
 
+@needs_promtool
+@pytest.mark.parametrize(("used", "alerts"), [(1, 0), (0, 1)])
+def test_prefill_that_reports_to_a_monitor_of_other_code_is_not_lost(used, alerts, tmp_path):
+    series = {
+        **subscribers("prefill", "1+0x9 0+0x49"),
+        **subscribers("decode", "1+0x59"),
+        'slackserve_monitor_replicas{model="m",role="prefill"}': f"1+0x9 {used}+0x49",
+        'slackserve_monitor_replicas{model="other",role="prefill"}': "1+0x59",
+        'slackserve_monitor_replicas{model="m",role="decode"}': "1+0x59",
+    }
+    check(tmp_path, "1m", series, "SlackServePrefillLost", {9: 0, 20: alerts, 58: alerts})
+
+
 LOST = {"SlackServeDecodeLost": "decode", "SlackServeIngressLost": "ingress"}
 
 
@@ -176,6 +189,41 @@ def test_a_monitor_that_is_replaced_meanwhile_does_not_end_the_alert(alert, tmp_
         **subscribers(role, "_x40 0+0x59", instance="b"),
     }
     check(tmp_path, "1m", series, alert, {29: 0, 35: 1, 43: 1, 90: 1})
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("used", "alerts"),
+    [
+        ("2+0x9 _x2 2+0x46", {15: 0, 58: 0}),
+        ("2+0x9 _x2 2+0x17 0+0x28", {28: 0, 35: 1, 58: 1}),
+        ("2+0x9 0+0x49", {15: 1, 58: 1}),
+    ],
+    ids=["are used", "are lost later", "are lost at once"],
+)
+def test_decode_that_reports_to_a_monitor_of_other_code_is_not_lost_while_the_router_uses_it(
+    used, alerts, tmp_path
+):
+    """As during an upgrade, until the first decode replica of the new code is up."""
+    series = {
+        **subscribers("decode", "2+0x9 0+0x49"),
+        **subscribers("ingress", "1+0x59"),
+        **subscribers("router", "1+0x9 0 1+0x48"),
+        'slackserve_monitor_replicas{model="m",role="decode"}': used,
+        'slackserve_monitor_replicas{model="m",role="prefill"}': "1+0x59",
+        'slackserve_monitor_replicas{model="other",role="decode"}': "1+0x59",
+        'slackserve_monitor_replicas{model="m",role="decode",ray_io_cluster="other"}': "1+0x59",
+    }
+    check(tmp_path, "1m", series, "SlackServeDecodeLost", {9: 0, **alerts})
+
+
+@needs_promtool
+def test_a_monitor_that_is_restarted_while_decode_is_lost_does_not_end_the_alert(tmp_path):
+    series = {
+        **subscribers("decode", "1+0x9 0+0x9 _ 0+0x38"),
+        'slackserve_monitor_replicas{model="m",role="decode"}': "1+0x9 0+0x9 _ 0+0x38",
+    }
+    check(tmp_path, "1m", series, "SlackServeDecodeLost", {9: 0, 15: 1, 20: 1, 22: 1, 58: 1})
 
 
 @needs_promtool

@@ -189,6 +189,7 @@ def test_what_decode_has_in_use_is_told_to_the_monitor_and_to_admission():
     assert isinstance(router.place(request("before")), Placed)
     demand = router._seen(()).demand
     assert (demand.decode.memory, demand.decode.replicas) == (0.9, 1)
+    assert demand.prefill.replicas == 1
     assert demand.decode.asked == pytest.approx(0.9), "nobody was refused"
     refused = router.place(request("after"))
     assert refused.reason is RejectionReason.SHED_BY_POLICY, "its tier has all that decode has"
