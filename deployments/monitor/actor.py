@@ -30,8 +30,6 @@ from telemetry.reporting.of_model import named
 LOOK_S: Final = 1.0
 ABANDONED_AFTER_S: Final = 300.0
 """Longer than it takes to forget who reports, so that alerts see for minutes that nobody is left."""
-_YIELDS_S: Final = 10.0
-"""For so long a monitor leaves its port to another one, which tries to get it at every look."""
 _SHOW_RARELY: Final = 50
 """Merging the sketches of many tenants takes a while: a fiftieth of a core at most, while it is fresh."""
 _SHOWN_FOR_S: Final = 15.0
@@ -67,7 +65,7 @@ class SloMonitor:
         for settings in options.settings.values():
             self._export_as(settings)
         self._show_at_s = 0.0
-        self._yields_until_s = 0.0
+        self._exported_by = name
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def report(self, report: MonitorReport) -> MonitorAnswer:
@@ -81,9 +79,9 @@ class SloMonitor:
             self._export_as(core.settings)
         return answer
 
-    async def yield_port(self) -> None:
-        """Leave the port to a monitor of other code, to which new ingresses report."""
-        self._yields_until_s = time.monotonic() + _YIELDS_S
+    async def export_by(self, name: str) -> None:
+        """Leave the port to the application's monitor of that name, to which new ingresses report."""
+        self._exported_by = name
 
     async def demand(self, model: str) -> FleetDemand | None:
         """What there is to do for a model's replicas; None when nobody has said."""
@@ -103,6 +101,7 @@ class SloMonitor:
             except Exception:
                 _LOGGER.exception("look_failed")
             try:
+                await self._see_who_exports()
                 self._export()
             except Exception:
                 _LOGGER.exception("export_failed")
@@ -136,10 +135,18 @@ class SloMonitor:
         if settings.exported_at is not None:
             self._exporter.move(*settings.exported_at)
 
+    async def _see_who_exports(self) -> None:
+        """Export again once the monitor that does so instead has ended; one that is restarted has not."""
+        if self._exported_by != self._name:
+            try:
+                await asyncio.to_thread(ray.get_actor, self._exported_by, namespace=NAMESPACE)
+            except ValueError:
+                self._exported_by = self._name
+
     def _export(self) -> None:
         started_s = time.monotonic()
-        if started_s < self._yields_until_s:
-            self._exporter.close()
+        if self._exported_by != self._name:
+            self._leave_port()
         elif self._unheard_s() <= FORGET_AFTER_S:  # the port may be wanted for another that is reported to
             self._exporter.open()
         if started_s >= self._show_at_s:
@@ -147,6 +154,13 @@ class SloMonitor:
             self._exporter.show(self._cores, started_s)
             computed_s = time.thread_time() - computed_s
             self._show_at_s = started_s + min(_SHOW_RARELY * computed_s, _SHOWN_FOR_S)
+
+    def _leave_port(self) -> None:
+        """Export no more; were counters to go on when the port is back, all would count as new once more."""
+        if self._exporter.port:
+            self._exporter.close()
+            for core in self._cores.values():
+                core.count_anew()
 
     def _is_gone(self, core: MonitorCore, now_s: float) -> bool:
         """Whether a model is served no more, while another is."""
@@ -172,10 +186,9 @@ def start_monitor(options: MonitorOptions, application: str, *, is_ingress: bool
     )
     monitor = actor.remote(options, name)
     if is_ingress:
-        for other in monitors_of(application):
-            if other != monitor:
-                with contextlib.suppress(AttributeError):  # other code may not know how
-                    other.yield_port.remote()
+        for each in monitors_of(application):
+            with contextlib.suppress(AttributeError):  # other code may not know how
+                each.export_by.remote(name)
     return monitor
 
 

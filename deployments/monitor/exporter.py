@@ -115,7 +115,7 @@ class Exporter:
             _LOGGER.info("metrics_not_exported_any_more %s:%d", *self._at)
             self._server.shutdown()
             self._server.server_close()
-            self._server, self._at = None, (self._at[0], 0)
+            self._server, self._at, self._samples = None, (self._at[0], 0), ()
 
     def show(self, cores: Mapping[str, MonitorCore], now_s: float) -> None:
         """Export this from now on, of each model."""

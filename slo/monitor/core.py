@@ -249,11 +249,17 @@ class MonitorCore:
         return None if now_s - heard_s > _DEMAND_HOLDS_S else demand
 
     def judgements(self) -> dict[Judged, int]:
-        """Requests that were judged since this monitor started; 0 for what has not occurred yet."""
+        """Requests that were judged since it began to count; 0 for what has not occurred yet."""
         kinds = itertools.product(
             self.settings.models, self.settings.tiers.names, (*ObjectiveName, ALL_OBJECTIVES), (True, False)
         )
         return dict.fromkeys(itertools.starmap(Judged, kinds), 0) | self.judged
+
+    def count_anew(self) -> None:
+        """Begin at zero with all that is only counted: somebody else's counters stand in its place."""
+        for counts in (self.placed, self.refused, self.directed, self.steered, self.judged):
+            counts.clear()
+        self.dropped = 0
 
     def errors(self) -> dict[ReplicaId, PredictionError | None]:
         """How far the predictions of each prefill replica are off; None with too few of late."""

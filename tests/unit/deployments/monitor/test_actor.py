@@ -3,17 +3,20 @@
 import asyncio
 import time
 from types import SimpleNamespace
+from urllib.request import urlopen
 
 import pytest
 from ports import free_port
 
 from deployments.monitor import actor
-from deployments.monitor.actor import MonitorOptions, SloMonitor
+from deployments.monitor.actor import MonitorOptions, SloMonitor, start_monitor
 from observability.causes import cause_alerts
 from slo.monitor.core import FORGET_AFTER_S
-from slo.monitor.messages import MonitorReport, Role
+from slo.monitor.messages import IngressSeen, MonitorReport, Role
 from slo.monitor.settings import MonitorSettings
 from slo.monitor.shedding import SteerReason
+from slo.outcomes import Outcome, RequestEnded
+from slo.tiers import PREMIUM
 
 
 async def test_a_monitor_that_could_not_end_itself_tries_again(monkeypatch, caplog):
@@ -166,6 +169,95 @@ async def test_metrics_are_where_the_latest_configuration_wants_them():
         assert ("127.0.0.1", (await monitor.state())["metrics_port"]) == there.exported_at
     monitor._watching.cancel()
     monitor._exporter.close()
+
+
+async def judging(monitor, requests):
+    late = RequestEnded("tiny", PREMIUM, "acme", Outcome.FINISHED, 1.0, ttft_s=0.3, ttft_budget_s=0.2)
+    await monitor.report(MonitorReport("i", Role.INGRESS, 0, IngressSeen((late,) * requests), model="tiny"))
+
+
+def counted(port):
+    """The counters at that port that are not at zero."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        series = [line.rsplit(" ", 1) for line in answer.read().decode().splitlines()]
+    return {name: float(value) for name, value in series if "_total{" in name and float(value)}
+
+
+@pytest.fixture
+async def old_and_new(monkeypatch):
+    """Two monitors that want one port, and look when they are told to."""
+    clock = SimpleNamespace(monotonic=lambda: 100.0, thread_time=lambda: 0.0)
+    monkeypatch.setattr(actor, "time", clock)
+    settings = MonitorSettings(exported_at=("127.0.0.1", free_port()), models=("tiny",))
+    monitors = [SloMonitor(MonitorOptions({"tiny": settings}), name) for name in ("old", "new")]
+    for monitor in monitors:
+        monitor._watching.cancel()
+    yield *monitors, settings.exported_at[1]
+    for monitor in monitors:
+        monitor._exporter.close()
+
+
+async def test_a_monitor_that_has_its_port_back_exports_nothing_twice(old_and_new):
+    """As after a roll back: what was scraped before would count as judged in one moment."""
+    old, new, port = old_and_new
+
+    async def counted_by(name, monitor, requests):
+        await judging(monitor, requests)
+        for each in (old, new):
+            await each.export_by(name)
+        for each in (old, new, old):
+            each._export()
+        return sorted(counted(port).values())
+
+    assert await counted_by("old", old, 1000) == [1000.0, 1000.0], "of objectives `ttft` and `all`"
+    assert await counted_by("new", new, 7) == [7.0, 7.0]
+    assert await counted_by("old", old, 3) == [3.0, 3.0]
+    assert (await old.state("tiny"))["tiers"][PREMIUM]["judged"] == 1003
+
+
+async def test_a_monitor_leaves_its_port_to_one_that_is_restarted_and_has_it_back_from_one_that_ended(
+    old_and_new, monkeypatch
+):
+    old, new, port = old_and_new
+    there = {"new": object()}
+
+    def get_actor(name, namespace):
+        if name not in there:
+            raise ValueError(name)
+
+    monkeypatch.setattr(actor, "ray", SimpleNamespace(get_actor=get_actor))
+
+    async def port_of_old():
+        await old._see_who_exports()
+        old._export()
+        return old._exporter.port
+
+    assert await port_of_old() == port
+    await old.export_by("new")
+    assert await port_of_old() == 0, "and the process of the new one is not there yet"
+    new._export()
+    new._exporter.close()
+    assert await port_of_old() == 0, "it is restarted"
+    there.clear()
+    assert await port_of_old() == port
+
+
+def test_where_an_ingress_starts_its_monitor_exports(monkeypatch):
+    said = []
+
+    def monitor(name):
+        return SimpleNamespace(export_by=SimpleNamespace(remote=lambda by: said.append((name, by))))
+
+    started = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: None))
+    monkeypatch.setattr(actor, "ray", SimpleNamespace(remote=lambda _: started))
+    monkeypatch.setattr(
+        actor, "monitors_of", lambda _: iter((monitor("old"), SimpleNamespace(), monitor("new")))
+    )
+    start_monitor(MonitorOptions({}), "app")
+    assert said == []
+    start_monitor(MonitorOptions({}), "app", is_ingress=True)
+    own = actor.monitor_name("app")
+    assert said == [("old", own), ("new", own)], "whoever knows how"
 
 
 def test_a_monitor_decides_whatever_becomes_of_its_metrics(monkeypatch, caplog):

@@ -26,6 +26,7 @@ from slo.preemption.types import KeepReason
 from slo.request import JobId, ReplicaId
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, ObjectiveName
 from telemetry import catalogue
+from telemetry.catalogue import MetricKind
 
 R = ReplicaId("r")
 BUSY = FleetDemand(PrefillDemand(1.8, 0.0, capacity=2.0, replicas=3), DecodeDemand(0.5, 3, replicas=2))
@@ -102,6 +103,15 @@ def test_replicas_that_the_router_uses_are_told_whatever_monitor_they_report_to(
     silent_s = SETTLE_S + 6.0
     later = {(metric.name, labels): value for metric, labels, value in samples("m", core, silent_s)}
     assert (later[used["prefill"]], later[used["decode"]]) == (0, 0), "the router says nothing any more"
+
+
+def test_all_that_is_counted_can_be_counted_from_zero(core):
+    before = exported(core)
+    core.count_anew()
+    assert {name for name, _ in exported(core)} >= {"slackserve_slo_judged", "slackserve_slo_burn_rate"}
+    for metric, labels, value in samples("m", core, SETTLE_S):
+        is_counter = metric.kind is MetricKind.COUNTER
+        assert value == (0 if is_counter else before[metric.name, labels]), metric.name
 
 
 def test_a_request_of_an_adapter_counts_under_its_name_and_that_of_its_model():
