@@ -15,7 +15,7 @@ ROWS: Final = (4, 8, 16)
 """Steps in a row that a stream may be left out of: as few as make moving it out and back cheap."""
 MOST_IN_A_ROW: Final = ROWS[-1]
 MOVING: Final = 0.2
-"""Part of what a row saves that moving streams may cost before a longer one is taken."""
+"""Part of what a row saves that moving streams may cost; where it costs more, a longer one is taken."""
 LEAST_PART: Final = 0.2
 """A newcomer is not admitted if streams without an objective would be in fewer steps than this part."""
 MAX_GAP_S: Final = 1.0
@@ -79,11 +79,6 @@ class _Row(NamedTuple):
     moves_s: float
 
     @property
-    def shortens_by_s(self) -> float:
-        """By how much each of its steps is shorter than with everybody, on average."""
-        return self.saves_s / (self.steps + 1)
-
-    @property
     def is_cheap(self) -> bool:
         """Whether moving the streams is a small part of what is saved."""
         return bool(self.left_out) and self.moves_s <= MOVING * (self.saves_s + self.moves_s)
@@ -95,9 +90,10 @@ class Composer:
     Rows of steps that leave the same streams out alternate with a step with everybody; all of them together
     take as long as the tightest objective of those in danger allows. An engine keeps its batch from step to
     step, and moving a stream out of it and back can cost more than a few steps without it save; so rows get
-    longer the dearer that is. A stream that is late already wants a quicker pace than its objective, by one
-    part in `CATCH_UP` of its lateness, where steps can be so short: answers are short, and at its objective
-    it would stay late. One that is too late for that wants no more than its objective.
+    longer the dearer that is, and where only a longer one keeps the pace. A stream that is late already wants
+    a quicker pace than its objective, by one part in `CATCH_UP` of its lateness, where steps can be so short:
+    answers are short, and at its objective it would stay late. One that is too late for that wants no more
+    than its objective.
 
     Args:
         times: How long its steps take.
@@ -228,16 +224,17 @@ class Composer:
         tight = {one.request_id for one in in_danger}
         others = [one for one in streams if one.request_id not in tight]
         others.sort(key=lambda one: -one.context)
-        row = _Row(0, frozenset(), 0.0, 0.0)
+        chosen = _Row(0, frozenset(), 0.0, 0.0)
         for steps in ROWS:
             may_wait = [one for one in others if _may_wait(one, now_s, (steps + 1) * full_s)]
-            longer = self._planned(steps, may_wait, full_s, pace_s)
-            if longer.shortens_by_s >= row.shortens_by_s or not row.is_cheap:
-                row = longer
-            if row.is_cheap and row.shortens_by_s >= full_s - pace_s:
+            row = self._planned(steps, may_wait, full_s, pace_s)
+            keeps_pace = row.saves_s >= (steps + 1) * (full_s - pace_s)
+            if not chosen.is_cheap or (row.is_cheap and keeps_pace):
+                chosen = row
+            if row.is_cheap and keeps_pace:
                 break
-        self._row, self._for, self._pace_s = row.steps, frozenset(tight), pace_s
-        return row.left_out if row.saves_s >= WORTH * (row.steps + 1) * full_s else frozenset()
+        self._row, self._for, self._pace_s = chosen.steps, frozenset(tight), pace_s
+        return chosen.left_out if chosen.saves_s >= WORTH * (chosen.steps + 1) * full_s else frozenset()
 
     def _planned(self, steps: int, others: Sequence[Paced], full_s: float, pace_s: float) -> _Row:
         """A row of so many steps: the fewest of the `others` left out with which it keeps the pace."""

@@ -19,6 +19,9 @@ _FEW: Final = 8
 _HICCUP: Final = 4.0
 """Steps that took so many times what was predicted were held up by something else, and count as this."""
 _SINGULAR: Final = 1e-15
+_TYPICAL_S: Final = 0.01
+"""A step that takes so long has the weight 1."""
+_SHORTEST_S: Final = 1e-6
 
 
 class StepShape(NamedTuple):
@@ -38,7 +41,10 @@ class StepShape(NamedTuple):
 
 
 class StepTimes:
-    """Least squares of the steps of one engine, the recent ones weighing most.
+    """Least squares of relative errors, of the steps of one engine, the recent ones weighing most.
+
+    Relative, so that a few steps that something else has held up, as an engine's first ones, do not decide on
+    what the many take; and so that short steps are as well predicted as long ones.
 
     Attributes:
         fixed_s: Of any step.
@@ -73,11 +79,12 @@ class StepTimes:
     def observe(self, shape: StepShape, seconds: float) -> None:
         """A step has ended."""
         if self.is_known:
-            seconds = min(seconds, _HICCUP * max(self.predict_s(shape), 1e-6))
-        row = [1.0, *[value / unit for value, unit in zip(shape, _UNITS[1:], strict=True)]]
+            seconds = min(seconds, _HICCUP * max(self.predict_s(shape), _SHORTEST_S))
+        weight = _TYPICAL_S / max(seconds, _SHORTEST_S)
+        row = [weight, *[weight * value / unit for value, unit in zip(shape, _UNITS[1:], strict=True)]]
         for i in range(len(_UNITS)):
             x, products = row[i], self._products[i]
-            self._times[i] = _KEEP * self._times[i] + x * seconds
+            self._times[i] = _KEEP * self._times[i] + x * weight * seconds
             for j in range(len(_UNITS)):
                 products[j] = _KEEP * products[j] + x * row[j]
         self._steps += 1

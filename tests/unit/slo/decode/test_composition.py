@@ -84,6 +84,28 @@ def test_where_short_rows_do_not_keep_the_pace_longer_ones_do():
     assert min(streams.tokens.values()) >= 1000 // (MOST_IN_A_ROW + 1), "nobody starves"
 
 
+def test_where_no_row_keeps_the_pace_the_others_do_not_starve_for_it():
+    """14 streams alone take longer than the 18 ms that they want."""
+    mixed = {f"urgent{i}": 0.018 for i in range(14)} | {f"free{i}": None for i in range(20)}
+    streams = Streams(mixed, times()).run(500)
+    assert 0.018 < streams.tpot_s("urgent0") < streams.model.predict_s(StepShape(34, 0))
+    assert min(streams.tokens.values()) >= 500 // (ROWS[0] + 1)
+
+
+def test_a_short_row_stays_where_longer_ones_are_dear():
+    """Without a row a step takes 70 ms, where 42 are wanted; nobody may wait for 16 of those."""
+    model = times(fixed_s=0.006, stream_s=0.0, context_s=1.2e-6, moved_s=0.012)
+    contexts = {"urgent": 2000, "large": 25_000, **{f"free{i}": 2600 for i in range(10)}}
+    full_s = model.predict_s(StepShape(12, sum(contexts.values())))
+    composer = Composer(model)
+    waiting = [
+        Paced(name, context, 0.042, -0.01) if name == "urgent" else Paced(name, context)
+        for name, context in contexts.items()
+    ]
+    assert full_s > 0.06
+    assert "large" in composer.leaves_out(waiting, 0.0)
+
+
 @pytest.mark.parametrize("late_s", [0.03, 0.1])
 def test_a_stream_that_is_late_is_on_time_again_before_its_answer_ends(late_s):
     mixed = {f"urgent{i}": 0.018 for i in range(4)} | {f"free{i}": None for i in range(12)}

@@ -42,6 +42,16 @@ def test_noise_and_hiccups_move_it_little():
         assert times.predict_s(shape) == pytest.approx(seconds(shape), rel=0.15)
 
 
+def test_steps_that_were_held_up_at_first_are_soon_of_no_account():
+    """An engine's first steps wait for what is built then, and another process may have its cores."""
+    times, rng = StepTimes(), random.Random(4)
+    for number, shape in enumerate(shapes(120, prompts=False)):
+        held_up_s = 0.1 if number < 12 and rng.random() < 0.5 else 0.0
+        times.observe(shape, seconds(shape) + held_up_s)
+    for shape in shapes(50, prompts=False, seed=9):
+        assert times.predict_s(shape) == pytest.approx(seconds(shape), rel=0.2)
+
+
 def test_what_has_not_been_seen_for_long_is_remembered():
     times = learned(shapes(600))
     for shape in shapes(5000, prompts=False, seed=3):
