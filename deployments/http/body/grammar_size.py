@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from deployments.config.limits import LimitsConfig
-from deployments.http.body.values import function_of, text_bytes
+from deployments.http.body.values import function_of, size_of_text
 from slo.errors import FieldError
 
 
@@ -19,7 +19,7 @@ def refuse_large_grammars(values: Mapping[str, Any], limits: LimitsConfig) -> No
     compiled = {field: values.get(field) for field in ("structured_outputs", "response_format")}
     compiled["tools"] = _schemas(values.get("tools"), values.get("tool_choice"))
     for field, text in compiled.items():
-        if (found := text_bytes(text)) > (limit := limits.max_grammar_bytes):
+        if (found := size_of_text(text)) > (limit := limits.max_grammar_bytes):
             valid = f"limits.max_grammar_bytes allows {limit}"
             raise FieldError(field, f"asks for {found} bytes of grammar", valid)
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from deployments.http import errors as http_errors
 from deployments.http.body.asks import prompts
 from deployments.http.body.media import MEDIA_KEYS
-from deployments.http.body.values import plain, text_bytes
+from deployments.http.body.values import plain, size_of_text
 from slo.predict.prompt_length import PromptLengthEstimator
 
 _RENDERED_FIELDS: Final = ("tools", "documents", "chat_template_kwargs")
@@ -40,7 +40,7 @@ def prompt_size(body: Any) -> PromptSize:
 def _whole_size(body: Any) -> PromptSize:
     if hasattr(body, "messages"):
         more = [getattr(body, name, None) for name in _RENDERED_FIELDS]
-        return PromptSize(None, sum(map(_said_bytes, body.messages)) + text_bytes(plain(more)))
+        return PromptSize(None, sum(map(_said_bytes, body.messages)) + size_of_text(plain(more)))
     prompt = body.prompt
     if isinstance(prompt, str):
         return PromptSize(None, len(prompt.encode()))
@@ -57,14 +57,14 @@ def _said_bytes(message: Mapping[str, Any]) -> int:
     """Bytes of a message's text; the media among the parts of its content are no text."""
     content = message.get("content")
     if not isinstance(content, list):
-        return text_bytes(message)
+        return size_of_text(message)
     parts = [
         {name: item for name, item in part.items() if name not in MEDIA_KEYS}
         if isinstance(part, dict)
         else part
         for part in content
     ]
-    return text_bytes({**message, "content": parts})
+    return size_of_text({**message, "content": parts})
 
 
 def refuse_too_long(body: Any, max_model_len: int | None) -> None:

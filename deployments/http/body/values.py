@@ -13,14 +13,14 @@ def plain(value: Any) -> Any:
     return to_jsonable_python(value, serialize_unknown=True)
 
 
-def text_bytes(value: Any) -> int:
+def size_of_text(value: Any) -> int:
     """Bytes of all text inside, whatever its nesting, names of fields included."""
     if isinstance(value, str):
         return len(value.encode())
     if isinstance(value, dict):
-        return sum(len(name.encode()) + text_bytes(item) for name, item in value.items())
+        return sum(len(name.encode()) + size_of_text(item) for name, item in value.items())
     if isinstance(value, list | tuple):
-        return sum(text_bytes(item) for item in value)
+        return sum(size_of_text(item) for item in value)
     return 0
 
 
