@@ -170,9 +170,19 @@ class Admission:
         if not tops or not (kept := self.reserved_tokens(view.holders(), now_s)):
             return []
         lower = [request for request in view.running if view.rank(request) < top_rank]
-        room = view.free_blocks + sum([len(view.blocks(request)) for request in lower])
-        needs = ((request.request_id, view.blocks_for(request.num_tokens)) for request in tops)
-        return guaranteed(needs, top_rank, kept / view.block_tokens, room)
+        free, kept_blocks = view.free_blocks, kept / view.block_tokens
+        room = free + sum([len(view.blocks(request)) for request in lower])
+        most = min(free, kept_blocks)
+        needs = ((request.request_id, self._blocks_needed(request, most)) for request in tops)
+        return guaranteed(needs, top_rank, kept_blocks, room)
+
+    def _blocks_needed(self, request: Request, most: float) -> int:
+        """Blocks for a newcomer; where they are more than `most`, without those that others hold."""
+        view = self._view
+        blocks = view.blocks_for(request.num_tokens)
+        if blocks > most:
+            blocks -= view.prefix_tokens(request) // view.block_tokens
+        return blocks
 
     def reserved_tokens(self, held_by: Sequence[Request], now_s: float) -> float:
         """Memory that is kept for the top tier, in tokens, beside what it has of those that have memory."""

@@ -125,7 +125,7 @@ class Ours:
         """Whether a stream that runs elsewhere could start here beside those that have memory."""
         room, newcomer = self._room(engine), self.holding(engine, one)
         is_top = one.rank == self._tiers.top_rank
-        if is_top and room.keeps(newcomer):
+        if is_top and room.keeps(newcomer.tokens):
             return True
         return room.pool.fits(room.holdings, newcomer, 0.0 if is_top else room.reserve_tokens)
 

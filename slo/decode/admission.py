@@ -67,9 +67,9 @@ class Room:
         """Whether one more may start, of the top tier or below it."""
         return self.places > (0 if is_top else self.places_kept)
 
-    def keeps(self, newcomer: Holding) -> bool:
-        """Whether one of the top tier is within what is kept for it."""
-        return newcomer.tokens <= min(self.reserve_tokens, self.pool.free_tokens)
+    def keeps(self, tokens: int) -> bool:
+        """Whether so many that one of the top tier takes are within what is kept for it."""
+        return tokens <= min(self.reserve_tokens, self.pool.free_tokens)
 
     def pool_for(self, rank: int) -> Pool:
         """The memory without what is kept for the next steps; tiers below that yield instead."""
@@ -80,7 +80,7 @@ class Room:
         """A newcomer takes so much of what is free."""
         self.places -= 1
         self.places_kept -= is_top and self.places_kept > 0
-        self.reserve_tokens -= newcomer.tokens if is_kept_for else 0
+        self.reserve_tokens -= tokens if is_kept_for else 0
         self.holdings.append(newcomer)
         self.pool = replace(self.pool, free_tokens=self.pool.free_tokens - tokens)
 
@@ -104,11 +104,11 @@ def starts(
         if (is_held and not (is_top and parked.is_newcomer)) or not room.has_place(is_top=is_top):
             continue
         newcomer = waiters.holding(parked)
-        is_kept_for = is_top and room.keeps(newcomer)
+        needs = _kept_for(parked, waiters, newcomer, room) if is_top else None
+        is_kept_for = needs is not None
         if is_held and not is_kept_for:
             break
-        needs: int | None = newcomer.tokens
-        if not is_kept_for:
+        if needs is None:
             needs = _needs(parked, waiters, newcomer, room, now_s, is_top=is_top)
         computes = waiters.is_computed_again(parked)
         has_turn = not (room.restores and computes)
@@ -124,6 +124,14 @@ def starts(
             room.restores = room.restores or computes
             found.append(parked)
     return found
+
+
+def _kept_for(parked: Parked, waiters: Waiters, newcomer: Holding, room: Room) -> int | None:
+    """Tokens that one of the top tier takes of what is kept for it; None if that is not enough."""
+    tokens = newcomer.tokens
+    if not room.keeps(tokens):
+        tokens -= waiters.prefix_tokens(parked)
+    return tokens if room.keeps(tokens) else None
 
 
 def _needs(
@@ -148,7 +156,7 @@ def guaranteed(
     """Newcomers of the top tier that start within what is kept for it, if lower tiers can make room.
 
     Args:
-        newcomers: Names and the blocks that each needs, in their order.
+        newcomers: Names and the blocks that each needs beside those that others hold, in their order.
         top_rank: The rank of the top tier.
         kept_blocks: What is kept for it, beside what it holds.
         room_blocks: What is free, and what lower tiers hold.

@@ -102,6 +102,19 @@ def test_what_others_hold_of_a_sequence_needs_no_memory():
     assert names([newcomer("a")], there(), Waiters(prefixes={"a": 80})) == ["a"]
 
 
+def test_one_of_the_top_tier_is_within_what_is_kept_with_what_others_do_not_hold_of_its_sequence():
+    held = (Holding(840, 10, DEFAULT_TIERS.rank(BACKGROUND)), Holding(100, 10, TOP))
+    ordered = [newcomer("a", PREMIUM), newcomer("b", PREMIUM)]
+
+    def there(kept):
+        return room(held=held, running=[TOP], kept=kept)  # 60 are free, 20 of them for the next steps
+
+    assert names(ordered, there(60.0)) == []
+    assert names(ordered, there(60.0), Waiters(prefixes={"a": 50, "b": 90})) == ["a", "b"]
+    assert names(ordered, there(50.0), Waiters(prefixes={"a": 50, "b": 90})) == ["a"]
+    assert names(ordered, there(40.0), Waiters(prefixes={"a": 50, "b": 90})) == []
+
+
 def test_who_slows_the_others_down_holds_back_whoever_comes_after_it():
     ordered = [newcomer("a"), newcomer("b")]
     assert names(ordered, room(held=ONE_RUNS), Waiters(slow=frozenset("a"))) == []

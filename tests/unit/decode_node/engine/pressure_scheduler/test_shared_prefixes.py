@@ -57,6 +57,40 @@ def test_a_newcomer_needs_no_memory_for_a_prefix_that_others_hold(stepped):
     engine.finish()
 
 
+def full_but_for(engine, blocks, own=0):
+    """Three of the lowest tier, whose prompts begin alike and have more blocks each, hold all but so much."""
+    expects(engine, 1)
+    shared = list(range(50_000, 50_000 + 20 * BLOCK))
+    for number in range(3):
+        first = 60_000 + 2000 * number
+        engine.add(f"low{number}", 0, 300, tier=LOW, tokens=[*shared, *range(first, first + own * BLOCK + 1)])
+        for _ in range((20 + own) * BLOCK // 64 + 2):
+            engine.step()
+    while engine.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() > blocks:
+        engine.step()
+    assert not engine.preempted
+    engine.scheduler._admission._reserve.observe(1.0, time.monotonic())
+    return shared
+
+
+def test_nobody_yields_to_the_top_tier_for_a_prefix_that_others_hold(stepped):
+    engine = stepped(300)
+    shared = full_but_for(engine, 4, own=80)
+    engine.add("top", 0, 1, tier=TOP, tokens=[*shared, 99])
+    assert "top" in engine.step().num_scheduled_tokens
+    assert not engine.preempted, "all of its 21 blocks are within the 30 that are kept, and one is its own"
+    engine.finish()
+
+
+def test_the_top_tier_starts_within_what_is_kept_for_it_with_what_others_do_not_hold_of_its_prompt(stepped):
+    engine = stepped(50)
+    shared = full_but_for(engine, 1)
+    engine.add("top", 0, 1, tier=TOP, tokens=[*shared, *range(70_000, 70_000 + 3 * BLOCK)])
+    assert "top" in engine.step().num_scheduled_tokens
+    assert len(engine.preempted) == 1, "three of its blocks are within the five that are kept"
+    engine.finish()
+
+
 def test_what_is_kept_for_the_top_tier_is_what_it_does_not_hold_shared_blocks_counted_once(stepped):
     engine = stepped(1000)
     expects(engine, 50)
