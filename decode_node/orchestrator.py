@@ -269,7 +269,6 @@ class Orchestrator:
         try:
             async with counted as computed, aclosing(self.layer.answer(request, run)) as pieces:
                 async for piece in pieces:
-                    run.has_kv = True  # of several prompts, that of the shortest
                     yield piece
                 computed()
         finally:

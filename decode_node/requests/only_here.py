@@ -82,11 +82,13 @@ class OnlyHere:
         params, kind = params.clone(), params.output_kind
         if kind is RequestOutputKind.FINAL_ONLY:
             params.output_kind = RequestOutputKind.CUMULATIVE  # to hear at once that its prompt is computed
+        assert self.run is not None
         turn = await self._turn(len(prompt.get("prompt_token_ids") or ()) or 1)
         try:
             async with aclosing(self._heard(generate(params, name), kind, name)) as outputs:
                 async for output in outputs:
                     turn.computed()
+                    self.run.has_kv = True  # of several prompts, that of the first
                     if output.finished or kind is not RequestOutputKind.FINAL_ONLY:
                         yield output
         finally:

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 
+import pytest
 from played_replicas import (
     ANSWER,
     CASES,
@@ -13,6 +14,7 @@ from played_replicas import (
     A,
     B,
     Play,
+    Request,
     context,
     orchestrated,
     until,
@@ -89,15 +91,18 @@ async def test_one_that_has_left_awaits_its_kv_again():
     assert served.awaited() == ()
 
 
-async def test_one_whose_prompt_is_computed_here_at_once_is_awaited_until_its_first_piece():
+@pytest.mark.parametrize("stream", [True, False])
+async def test_one_whose_prompt_is_computed_here_at_once_is_awaited_until_that_is_so(stream):
     steps = Play({})
     steps.at_home = [1.0, [FIRST], None]
-    served, call = orchestrated(steps)
+    served, call = orchestrated(steps, request=Request(stream=stream))
     async with admitted(LocalPrefills(1), context(), 1, 60.0) as here:
         pieces = served.run_here(replace(call, token_ids=[]), context(), here, "several_sequences")
-        first = asyncio.create_task(anext(pieces))
+        task = asyncio.create_task(anext(pieces))
         await until(lambda: steps.given)
         assert served.awaited() == (AwaitedKv("job", STANDARD, 0),)
-        await first
+        await until(lambda: call.amount.tokens)
         assert served.awaited() == ()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         await pieces.aclose()

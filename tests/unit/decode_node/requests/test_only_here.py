@@ -102,7 +102,7 @@ async def test_an_answer_that_does_not_stream_keeps_its_turn_for_its_prompt_alon
         outputs = here.generate(PROMPT, params(), "name", engine.generate)
         waiting = asyncio.create_task(anext(outputs))
         await until(lambda: here.run.call.amount.tokens)
-        assert (local.computing, local.outstanding) == (0, {})
+        assert (local.computing, local.outstanding, here.run.has_kv) == (0, {}, True)
         assert (await waiting).outputs[0].token_ids == TOKENS
         await outputs.aclose()
 
@@ -171,9 +171,10 @@ async def test_of_a_beam_search_the_first_step_has_a_turn():
         here.run = run
         first = asyncio.create_task(anext(here.in_a_search(PROMPT, step, "1", engine.generate)))
         await until(lambda: engine.computes)
-        assert local.computing == 1
+        assert (local.computing, run.has_kv) == (1, False)
         engine.may.set()
         await first
+        assert run.has_kv
         assert (local.computing, local.outstanding) == (0, {})
         async with local.claimed(WHO) as claim, local.turn(claim, 1):  # of another one
             beams = [here.in_a_search(PROMPT, step, f"2-{beam}", engine.generate) for beam in range(2)]
