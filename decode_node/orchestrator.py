@@ -47,6 +47,7 @@ from slo.model_digest import UNTOLD, ModelDigest
 from slo.replacement import FailureCause, ReplacementOutcome
 from slo.reports import AwaitedKv
 from slo.request import (
+    DECODE_SINCE_XARG,
     FIRST_DUE_XARG,
     JOB_XARG,
     TENANT_XARG,
@@ -171,13 +172,14 @@ class Orchestrator:
         run.may_leave = self.leaves and may_leave(config, params)
 
         def decode(params: SamplingParams) -> Outputs:
-            given: dict[str, Any] = {}
+            if run.decode_since_s is None:
+                run.decode_since_s = time.monotonic()
+            given: dict[str, Any] = {DECODE_SINCE_XARG: run.decode_since_s}
             if run.carried is None and run.due_s is not None:
                 given[FIRST_DUE_XARG] = run.due_s
             if run.may_drop:
                 given[MAY_DROP_XARG] = True
-            if given:
-                params.extra_args = {**(params.extra_args or {}), **given}
+            params.extra_args = {**(params.extra_args or {}), **given}
             outputs = here(params)
             if params.output_kind is not RequestOutputKind.DELTA:  # what is new is counted as it goes on
                 outputs = run.call.amount.counted(outputs, is_delta=False)
@@ -330,6 +332,7 @@ class Orchestrator:
                         yield output
             except LeftError as left:
                 run.carried, run.has_left, run.has_kv = left.carried, True, False
+                run.decode_since_s = None
                 run.context = await self.placing.left(run)
             except PrefillFailedError as failure:
                 run.context = run.context.after(time.monotonic() - started_s)

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from decode_node.requests.dropping import MAY_DROP_XARG
 from decode_node.requests.leaving import MAY_LEAVE_XARG
 from sampling.carried import Carried
-from slo.request import FIRST_DUE_XARG, JOB_XARG, TENANT_XARG, TIER_XARG, TPOT_XARG, JobId
+from slo.request import (
+    DECODE_SINCE_XARG,
+    FIRST_DUE_XARG,
+    JOB_XARG,
+    TENANT_XARG,
+    TIER_XARG,
+    TPOT_XARG,
+    JobId,
+)
 from slo.tiers import SYSTEM, Tier
 
 if TYPE_CHECKING:
@@ -47,7 +55,7 @@ class StreamAccount:
         tier: Its tier; the server's own requests have none of the clients'.
         tenant: Whose it is.
         tpot_s: Its objective; None for none.
-        arrived_s: When it reached the engine.
+        arrived_s: When it reached the engine, first if it is back because its KV could not be pulled.
         first_due_s: When its first token is due, if it is sampled here; None for no deadline.
         first_s: When its first token was there; None before that.
         first_tokens: How many tokens it had then.
@@ -89,13 +97,14 @@ class StreamAccount:
         given = {} if sampling is None else sampling.extra_args or {}
         brought = 0 if (carried := Carried.of(sampling)) is None else len(carried.token_ids)
         tpot_s, first_due_s = given.get(TPOT_XARG), given.get(FIRST_DUE_XARG)
+        arrived_s = float(given.get(DECODE_SINCE_XARG, now_s))
         return StreamAccount(
             JobId(given.get(JOB_XARG) or request.request_id),
             Tier(given.get(TIER_XARG) or SYSTEM),
             str(given.get(TENANT_XARG) or ""),
             None if tpot_s is None else float(tpot_s),
-            now_s,
-            now_s if brought else None,
+            arrived_s,
+            arrived_s if brought else None,
             brought,
             brought,
             may_leave=bool(given.get(MAY_LEAVE_XARG)),
@@ -104,9 +113,9 @@ class StreamAccount:
             first_due_s=None if first_due_s is None else float(first_due_s),
         )
 
-    def is_back(self, away: Away) -> None:
+    def is_back(self, away: Away, now_s: float) -> None:
         """The request has left before; it is no newcomer."""
-        self.way_s = self.arrived_s - away.left_s
+        self.way_s = now_s - away.left_s
         self.arrived_s, self.parked_s, self.lost_tokens = away.arrived_s, away.since_s, away.tokens
         self.first_s, self.first_tokens = away.first_s, away.first_tokens
         self.preemptions_before = away.preemptions

@@ -48,11 +48,11 @@ class Leavers:
         self.away = {job: away for job, away in self.away.items() if now_s - away.left_s < _AWAY_S}
         self.away[account.job] = account.leaves(preemptions, tokens, now_s)
 
-    def is_back(self, account: StreamAccount) -> bool:
+    def is_back(self, account: StreamAccount, now_s: float) -> bool:
         """Whether a request that arrives had left; its account then goes on."""
         if (away := self.away.pop(account.job, None)) is None:
             return False
-        account.is_back(away)
+        account.is_back(away, now_s)
         return True
 
     def stays(self) -> None:

@@ -48,7 +48,7 @@ class StreamBook:
             self.paced.add(name)
         if account.may_drop:
             self.droppable.add(name)
-        if leavers.is_back(account):
+        if leavers.is_back(account, now_s):
             self.parked.add(name)
 
     def preempted(self, name: str, lost_tokens: int, now_s: float) -> None:

@@ -99,6 +99,8 @@ class Underway:
         refusal: What it is answered with instead.
         adapter: The LoRA adapter that answers; None for the model itself.
         has_kv: Whether the engine has the KV cache that it goes on from.
+        decode_since_s: When the engine was first given what it goes on from, on this host's monotonic clock;
+            None before that.
     """
 
     call: Call
@@ -115,6 +117,7 @@ class Underway:
     refusal: ErrorResponse | None = None
     adapter: Adapter | None = None
     has_kv: bool = False
+    decode_since_s: float | None = None
 
     @property
     def awaited(self) -> AwaitedKv:

@@ -20,7 +20,7 @@ def is_away(leavers, waits_s):
     """A stream leaves, comes back after 0.3 s, waits for memory, and has its KV after further 0.2 s."""
     leavers.leave(SimpleNamespace(num_computed_tokens=100), account(0.0), 1, 10.0)
     back = account(10.3)
-    assert leavers.is_back(back)
+    assert leavers.is_back(back, 10.3)
     back.pulls_since_s = 10.3 + waits_s
     leavers.took(back, ALONE_S, back.pulls_since_s + 0.2)
 
@@ -38,7 +38,7 @@ def test_one_alone_teaches_little():
     before = leavers.takes
     leavers.leave(SimpleNamespace(num_computed_tokens=100), account(0.0), 1, 10.0)
     back = account(100.0)
-    assert leavers.is_back(back)
+    assert leavers.is_back(back, 100.0)
     back.pulls_since_s = 100.0
     leavers.took(back, ALONE_S, 100.0)
     assert before < leavers.takes < 1.5 * before
@@ -50,4 +50,4 @@ def test_one_that_waited_long_before_it_left_is_known_when_it_comes_back():
     waited.parked_s = 0.0
     leavers.leave(SimpleNamespace(num_computed_tokens=100), waited, 1, 700.0)
     leavers.leave(SimpleNamespace(num_computed_tokens=100), account(0.0, "another"), 1, 701.0)
-    assert leavers.is_back(account(702.0))
+    assert leavers.is_back(account(702.0), 702.0)

@@ -1,6 +1,7 @@
 """A pull that fails is placed again and repeats nothing; one that has ended needs its replica no more."""
 
 import asyncio
+import time
 
 import pytest
 from played_replicas import (
@@ -30,6 +31,7 @@ from slo.errors import Rejected
 from slo.predict.prefill_time import PrefillPredictor
 from slo.replacement import FailureCause, Replaced
 from slo.reports import DecodeReported, PrefillReported, ReplicaGone
+from slo.request import DECODE_SINCE_XARG
 from slo.tiers import STANDARD, TierPolicy
 
 
@@ -60,6 +62,8 @@ async def test_a_failed_pull_is_placed_again_and_repeats_nothing(request_, answe
     (asked,) = steps.asked
     assert (asked.lost_replica, asked.failed_replicas, asked.avoided_replicas) == (None, (), (A,))
     assert steps.contexts[1].failed_replicas == (A,), "Serve would rather choose another one, too"
+    first, again = (given[DECODE_SINCE_XARG] for given in steps.given)
+    assert first == again <= time.monotonic(), "it keeps its place, and its pace counts from the same token"
     assert steps.released == [(A, "job")]
 
 

@@ -28,6 +28,7 @@ from decode_node.requests.leaving import MAY_LEAVE_XARG
 from decode_node.requests.local_prefills import LocalPrefills
 from slo.errors import Rejected, RejectionReason
 from slo.replacement import FailureCause, Replaced
+from slo.request import DECODE_SINCE_XARG
 
 LEAVING = pytest.mark.parametrize("more", [[], [SECOND]], ids=["alone", "with a token"])
 
@@ -48,6 +49,8 @@ async def test_one_that_leaves_the_engine_goes_on_after_its_last_token(request_,
     assert [one.attempt_id for one in steps.contexts] == ["job", "job#1"]
     assert steps.pulls == [{"at": A}, {"at": B}]
     assert steps.released == [], "it had been pulled"
+    first, back = (given[DECODE_SINCE_XARG] for given in steps.given)
+    assert first < back, "its engine knows of the time before, or has forgotten it"
     assert counts == {("left", "router"): 1}
 
 

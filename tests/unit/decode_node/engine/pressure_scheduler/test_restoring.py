@@ -2,9 +2,13 @@
 
 import time
 
+import msgspec
 import pytest
 from pressure_steps import LOW, TOP, expects, knows_steps, one_has_lost_its_memory
 from vllm.v1.request import RequestStatus
+
+from sampling.carried import CARRIED_XARG, Carried
+from slo.request import DECODE_SINCE_XARG
 
 pytestmark = pytest.mark.slow
 
@@ -69,6 +73,26 @@ def test_whose_memory_was_taken_comes_back_before_newcomers_of_its_tier(stepped)
             if name in output.num_scheduled_tokens and name not in started:
                 started.append(name)
     assert started[0] == victim
+    engine.finish()
+
+
+def test_one_whose_kv_was_not_pulled_keeps_its_place_and_its_pace_counts_from_the_same_token(stepped):
+    engine = stepped(24)
+    expects(engine, 1)
+    engine.add("full", 300, 20)
+    engine.step()
+    engine.add("new", 200, 10)
+    now_s = time.monotonic()
+    carried = msgspec.to_builtins(Carried([0], is_sent=True))
+    again = engine.add(
+        "again", 200, 10, tpot_s=0.1, **{DECODE_SINCE_XARG: now_s - 10.0, CARRIED_XARG: carried}
+    )
+    waits = engine.scheduler._view.parked(again, now_s)
+    assert (waits.is_newcomer, waits.since_s) == (True, now_s - 10.0)
+    assert waits.credit_s == pytest.approx(-10.0)
+    while not (started := {"new", "again"}.intersection(engine.step().num_scheduled_tokens)):
+        assert engine.scheduler.requests
+    assert started == {"again"}
     engine.finish()
 
 
