@@ -4,7 +4,8 @@ Prefill frees a finished prefill's blocks when their lease ends, and vLLM's deco
 it: one that reads them later, because it was stopped or its host was, gets another prompt's KV. So the end of
 the lease travels with the address of the blocks. A pull that was done well before it, by both hosts' clocks,
 is used at once. Of any other, prefill is asked whether the lease has ended: it may have been lengthened by a
-heartbeat, or decode may be wrong about prefill's clock, which stands still while its host is suspended.
+heartbeat, or decode may be wrong about prefill's clock, which stands still while its host is suspended. Its
+answer tells the clock anew, so one is asked for from time to time in any case.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerM
 
 MARGIN_S: Final = 2.5
 """How far off the estimate of the other host's clock may be: half of what a handshake may take."""
+TRUSTED_S: Final = 3600.0
+"""For so long the other host's clock is known: two that nobody sets drift apart by tenths of a second."""
 AGAIN_S: Final = 1.0
 """After so long prefill is asked again about a pull that goes on past the end of its lease."""
 MOST_BYTES: Final = 3000
@@ -107,6 +110,8 @@ class Pulls:
         self._offsets_s = offsets_s
         self._open: dict[str, _Open] = {}
         self._questions: dict[str, _Question] = {}
+        self._told: dict[str, tuple[float, float]] = {}
+        """Offsets, and when they were told."""
         self._slept_s: float | None = None
         self._unsure: set[str] = set()
 
@@ -135,6 +140,7 @@ class Pulls:
             else:
                 one.is_read = True
         lost = self._answers()
+        self._notice_age(now_s)
         doubtful: dict[str, list[str]] = {}
         for request_id, one in list(self._open.items()):
             if one.is_decided or self._in_time(one.pull, now_s):
@@ -154,6 +160,15 @@ class Pulls:
         if self._slept_s is not None and slept_s > self._slept_s + _SLEPT_S:
             self._unsure |= {*self._offsets_s, *(one.pull.engine for one in self._open.values())}
         self._slept_s = slept_s
+
+    def _notice_age(self, now_s: float) -> None:
+        """Other hosts' clocks drift; vLLM tells an offset when hands are shaken, and not again."""
+        before, self._told = self._told, {}
+        for engine, offset_s in [*self._offsets_s.items()]:
+            told = before.get(engine)
+            self._told[engine] = told if told is not None and told[0] == offset_s else (offset_s, now_s)
+            if now_s - self._told[engine][1] > TRUSTED_S:
+                self._unsure.add(engine)
 
     def _in_time(self, pull: Pull, now_s: float) -> bool:
         if pull.engine in self._unsure or (offset_s := self._offsets_s.get(pull.engine)) is None:
@@ -184,6 +199,7 @@ class Pulls:
             said = None if question.answer.exception() is not None else question.answer.result()
             if said is not None:
                 self._unsure.discard(engine)
+                self._told.pop(engine, None)
                 self._offsets_s[engine] = said.offset_s
             for one, was_read in question.about:
                 is_lost = said is None or one.pull.lease in said.ended

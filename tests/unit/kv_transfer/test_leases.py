@@ -5,7 +5,17 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kv_transfer.leases import AGAIN_S, MARGIN_S, MOST_BYTES, EndedBook, EndedLeases, Leases, Pull, Pulls
+from kv_transfer.leases import (
+    AGAIN_S,
+    MARGIN_S,
+    MOST_BYTES,
+    TRUSTED_S,
+    EndedBook,
+    EndedLeases,
+    Leases,
+    Pull,
+    Pulls,
+)
 
 OFFSET_S = 1000.0
 ENDS_S = 30.0
@@ -161,6 +171,37 @@ def test_after_this_host_was_suspended_no_clock_is_trusted(pulls, prefill):
     assert pulls.settle(set(), 2.1, 65.0) == ({"a"}, frozenset({1}), 1)
     pulls.began("b", Pull("engine", ("host", 1), "b", OFFSET_S + 60.0 + 32.0, frozenset({2})), 3.0)
     assert pulls.settle({"b"}, 4.0, 65.0) == ({"b"}, frozenset(), 0), "its clock is known again"
+
+
+def used_at_once(pulls, now_s):
+    """Whether a pull that is done by then, well before the end of its lease, is."""
+    ends_s = OFFSET_S + now_s + ENDS_S
+    pulls.began("one", Pull("engine", ("host", 1), "one", ends_s, frozenset({1})), now_s - 1.0)
+    return "one" in pulls.settle({"one"}, now_s, 0.0).done
+
+
+def test_clocks_that_drift_apart_are_compared_anew_by_one_question_an_hour(prefill):
+    offsets = {"engine": OFFSET_S}
+    pulls = Pulls(prefill.ask, offsets)
+    assert used_at_once(pulls, 100.0)
+    assert used_at_once(pulls, 100.0 + TRUSTED_S)
+    later_s = 101.0 + TRUSTED_S
+    assert not used_at_once(pulls, later_s)
+    prefill.answer(offset_s=OFFSET_S + 0.2)
+    assert pulls.settle(set(), later_s + 0.1, 0.0).done == {"one"}
+    assert used_at_once(pulls, later_s + TRUSTED_S)
+    assert len(prefill.asked) == 1
+    assert not used_at_once(pulls, later_s + TRUSTED_S + 1.0)
+
+
+def test_a_handshake_that_has_told_a_clock_anew_counts_as_an_answer(prefill):
+    offsets = {"engine": OFFSET_S}
+    pulls = Pulls(prefill.ask, offsets)
+    assert used_at_once(pulls, 100.0)
+    offsets["engine"] = OFFSET_S + 0.1
+    assert used_at_once(pulls, 101.0 + TRUSTED_S)
+    assert used_at_once(pulls, 101.0 + 2 * TRUSTED_S)
+    assert prefill.asked == []
 
 
 def test_an_engine_whose_clock_is_unknown_is_asked(prefill):
