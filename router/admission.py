@@ -68,6 +68,7 @@ class Gate:
             request.key_limit,
             only_decode=request.only_decode,
             decode=DecodeTake(request.answers, tokens + request.answers * answer_tokens / 2),
+            likeness=request.likeness,
         )
         refused = self.admission.decide(asked, now_s)
         return refused and replace(refused, ttft_budget_s=request.objective.ttft_s)

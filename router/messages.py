@@ -6,6 +6,7 @@ Values alone; `router.core` decides.
 from __future__ import annotations
 
 import enum
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -83,6 +84,12 @@ class PlacementRequested(Message):
     def party(self) -> Party:
         """Whose it is."""
         return Party(self.tenant, self.objective.tier)
+
+    @property
+    def likeness(self) -> Hashable:
+        """See `AdmissionRequest.likeness`: of those that are as long few begin alike."""
+        sizes = self.prompt_tokens, self.prompt_bytes, self.output_tokens
+        return self.party, sizes, self.prefix_hashes[-1:]
 
     @property
     def answers(self) -> int:

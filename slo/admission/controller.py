@@ -122,7 +122,7 @@ class AdmissionController:
             request.number,
             None if request.key_limit is None else request.key_limit.name,
         )
-        self.decode.admitted(request.job_id, tier, request.decode)
+        self.decode.admitted(request.job_id, tier, request.decode, request.likeness)
         if request.only_decode:
             self.decode.decodes(request.job_id)
         else:
@@ -334,7 +334,7 @@ class AdmissionController:
     def _of_the_fleet(self, request: AdmissionRequest, now_s: float) -> Rejected | None:
         """The refusal of a request that is within its tenant's limits, None for none."""
         tier = request.tier
-        self.decode.arrived(tier, request.decode, now_s)
+        self.decode.arrived(tier, request.decode, now_s, request.likeness)
         if not request.only_decode:
             self._demand.arrived(tier, request.tenant, request.work_s, now_s)
         refused = self._for_lack(request, now_s) if tier in self._sheddable else None

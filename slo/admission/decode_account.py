@@ -7,7 +7,7 @@ Owns the account of streams by class, of how many come and how long they stay. R
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -19,6 +19,8 @@ from slo.tiers import SYSTEM, Tier, TierPolicy
 _MEMORY_S: Final = 60.0
 """What arrived this long ago counts 1/e of what arrives now: streams stay longer than prefills."""
 _LEARNING_RATE: Final = 0.05
+_STAY_S: Final = 60.0
+"""How long the streams of a class are taken to stay of which none has ended."""
 
 
 class DecodeTake(NamedTuple):
@@ -48,6 +50,7 @@ class _Present:
 
     tier: Tier
     take: DecodeTake
+    likeness: Hashable
     since_s: float | None = None
 
 
@@ -71,24 +74,28 @@ class DecodeAccount:
         """Of decode: a stream's part, and a token's; one of them is 0."""
         self._replicas = 0
         self._arrived = dict.fromkeys(tiers, _NOTHING)
-        self._lacked = dict.fromkeys(tiers, _NOTHING)
+        self._lacked: dict[Tier, dict[Hashable, tuple[float, DecodeTake]]] = {tier: {} for tier in tiers}
+        """When each was last refused for want of memory, in that order, and what it would have taken."""
         self._decay = ExponentialDecay(_MEMORY_S)
         self._stays_s = dict.fromkeys(tiers, 0.0)
         self._now_s = -math.inf
         """The latest time that was heard: the end of a prefill is told without one."""
 
-    def arrived(self, tier: Tier, take: DecodeTake, now_s: float) -> None:
-        """A request asks for so much, whether or not it will get it."""
+    def arrived(self, tier: Tier, take: DecodeTake, now_s: float, likeness: Hashable = None) -> None:
+        """A request asks for so much, whether or not it will get it.
+
+        One of the same likeness that has lacked memory is taken to be this one, which comes again.
+        """
         self._now_s = now_s
+        self._lacked[tier].pop(likeness, None)
         if (factor := self._decay.rescale(now_s)) < 1:
-            for account in (self._arrived, self._lacked):
-                account.update({one: _NOTHING.plus(grown, factor) for one, grown in account.items()})
+            self._arrived = {one: _NOTHING.plus(grown, factor) for one, grown in self._arrived.items()}
         self._arrived[tier] = self._arrived[tier].plus(take, self._decay.grown(now_s))
 
-    def admitted(self, job_id: JobId, tier: Tier, take: DecodeTake) -> None:
+    def admitted(self, job_id: JobId, tier: Tier, take: DecodeTake, likeness: Hashable = None) -> None:
         """A request will come to decode once it is prefilled; nothing of the server's own counts."""
         if tier != SYSTEM:
-            self._present[job_id] = _Present(tier, take)
+            self._present[job_id] = _Present(tier, take, likeness)
             self._taken[tier] = self._taken[tier].plus(take)
 
     def decodes(self, job_id: JobId) -> None:
@@ -109,8 +116,8 @@ class DecodeAccount:
     def lacked(self, job_id: JobId, now_s: float) -> None:
         """A request is refused for want of memory; it is `withdrawn`, too, after that."""
         if (request := self._present.get(job_id)) is not None:
-            grown = self._decay.grown(now_s)
-            self._lacked[request.tier] = self._lacked[request.tier].plus(request.take, grown)
+            self._forget_lacked(request.tier, now_s)
+            self._lacked[request.tier][request.likeness] = now_s, request.take
 
     def withdrawn(self, job_id: JobId) -> None:
         """A request does not come to decode after all."""
@@ -138,8 +145,7 @@ class DecodeAccount:
         part = self._part(self._taken[tier])
         if self._stays_s[tier]:
             decoding = self._part(self._decoding[tier])
-            together = self._together(self._arrived, tier, self._now_s)
-            part = max(decoding, min(part, self._part(together)))
+            part = max(decoding, min(part, self._part(self._together(tier, self._now_s))))
         return part >= self._shares[tier]
 
     def asked(self, now_s: float) -> float:
@@ -149,23 +155,34 @@ class DecodeAccount:
         stay.
         """
         asked = [
-            max(self._part(taken), self._part(self._together(self._arrived, tier, now_s)))
+            max(self._part(taken), self._part(self._together(tier, now_s)))
             for tier, taken in self._taken.items()
         ]
         return self._replicas * math.fsum(asked)
 
     def refused(self, now_s: float) -> float:
-        """Of that, what is refused for want of memory."""
-        parts = [self._part(self._together(self._lacked, tier, now_s)) for tier in self._lacked]
+        """What would still be there had it not been refused for want of memory, in replicas.
+
+        Each counts for as long as it would have stayed. So, once there is room again, no less of it goes in a
+        second than more is let in: nothing counts here and as what is in use.
+        """
+        for tier in self._lacked:
+            self._forget_lacked(tier, now_s)
+        parts = [self._part(take) for lacked in self._lacked.values() for _, take in lacked.values()]
         return self._replicas * math.fsum(parts)
 
-    def _together(self, coming: Mapping[Tier, DecodeTake], tier: Tier, now_s: float) -> DecodeTake:
-        """What would be there of a class at one time were none of what comes of it refused.
+    def _forget_lacked(self, tier: Tier, now_s: float) -> None:
+        lacked, stays_s = self._lacked[tier], self._stays_s[tier] or _STAY_S
+        while lacked and lacked[oldest := next(iter(lacked))][0] <= now_s - stays_s:
+            del lacked[oldest]
+
+    def _together(self, tier: Tier, now_s: float) -> DecodeTake:
+        """What would be there of a class at one time were none of it refused.
 
         By Little's law: how much comes in a second, times how long it stays.
         """
         per_s = self._decay.kept(now_s) / _MEMORY_S
-        return _NOTHING.plus(coming[tier], per_s * self._stays_s[tier])
+        return _NOTHING.plus(self._arrived[tier], per_s * self._stays_s[tier])
 
     def _part(self, take: DecodeTake) -> float:
         return take.streams * self._of_each.streams + take.tokens * self._of_each.tokens

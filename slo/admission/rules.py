@@ -5,6 +5,7 @@ Decides nothing (`slo.admission.controller`).
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from slo.admission.decode_account import ONE_STREAM, DecodeTake
@@ -68,6 +69,7 @@ class AdmissionRequest:
         key_limit: Of its key; None for none.
         only_decode: Whether only decode can compute its prompt: the prefill tier has no work with it.
         decode: What it takes of decode.
+        likeness: Equal for a request that was refused and comes again, and hardly ever for two others.
     """
 
     job_id: JobId
@@ -81,3 +83,4 @@ class AdmissionRequest:
     key_limit: KeyLimit | None = None
     only_decode: bool = False
     decode: DecodeTake = ONE_STREAM
+    likeness: Hashable = None

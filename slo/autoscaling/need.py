@@ -87,7 +87,7 @@ class DecodeDemand:
         replicas: How many there are.
         asked: What would be in use were nobody refused, by memory or pace, whichever is more, in that of one
             replica; 0 when nobody says.
-        refused: Of `asked`, what is refused for want of memory.
+        refused: What would be in use, too, had it not been refused for want of memory.
     """
 
     memory: float

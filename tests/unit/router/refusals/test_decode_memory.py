@@ -53,7 +53,10 @@ def test_what_is_late_for_want_of_decodes_memory_alone_asks_for_no_prefill_repli
 
 
 def test_what_decode_has_no_memory_for_asks_for_a_decode_replica():
-    """Refusals would otherwise keep the tier from ever being as full as one that grows."""
+    """Refusals would otherwise keep the tier from ever being as full as one that grows.
+
+    One that comes again asks for nothing more.
+    """
     core, admission = router()
     assert isinstance(ask(core, "before"), Placed)
     core.not_for_prefill(JobId("before"))
@@ -66,8 +69,10 @@ def test_what_decode_has_no_memory_for_asks_for_a_decode_replica():
     told = []
     for number in range(6):
         told.append(admission.decode.refused(10.0))
-        refused = ask(core, f"{number}", tokens=600, now_s=10.0)
-        assert refused.reason is RejectionReason.DECODE_FULL
+        prompt = {"prefix_hashes": (1, 1 + number), "hash_block": 128}
+        for again in range(1 + number):
+            refused = ask(core, f"{number}-{again}", tokens=600, now_s=10.0, **prompt)
+            assert refused.reason is RejectionReason.DECODE_FULL
     assert told == [pytest.approx(number * told[1]) for number in range(6)]
     assert told[1] > 0
 

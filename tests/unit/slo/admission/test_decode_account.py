@@ -134,13 +134,43 @@ def test_what_is_refused_for_want_of_memory_is_told_apart():
             account.decodes(job)
             there.append((now_s + 50.0, job))
         elif number % 10 <= 3:
-            account.admitted(job, BACKGROUND, take)
+            account.admitted(job, BACKGROUND, take, job)
             account.lacked(job, now_s)
             account.withdrawn(job)
     account.sees(replace(FULL, requests=5))
     assert account.refused(now_s) == pytest.approx(3 * FULL.load, rel=0.1)
     assert account.asked(now_s) == pytest.approx(10 * FULL.load, rel=0.1)
     assert account.refused(now_s + 600.0) == pytest.approx(0.0, abs=1e-3)
+
+
+def lacks(account, name, likeness, now_s):
+    account.arrived(BACKGROUND, DecodeTake(), now_s, likeness)
+    account.admitted(JobId(name), BACKGROUND, DecodeTake(), likeness)
+    account.lacked(JobId(name), now_s)
+    account.withdrawn(JobId(name))
+
+
+def test_who_lacked_memory_and_comes_again_counts_once():
+    account = holding([(PREMIUM, 100, DecodeTake())])
+    account.sees(CROWDED)
+    told = []
+    for second in range(10):
+        lacks(account, f"one-{second}", "one", float(second))
+        lacks(account, f"other-{second}", "other" if second < 5 else f"other-{second}", float(second))
+        told.append(100 * account.refused(float(second)))
+    assert told == pytest.approx([0.9 * n for n in (2, 2, 2, 2, 2, 3, 4, 5, 6, 7)])
+    account.arrived(BACKGROUND, DecodeTake(), 10.0, "one")
+    account.admitted(JobId("one"), BACKGROUND, DecodeTake(), "one")
+    assert 100 * account.refused(10.0) == pytest.approx(0.9 * 6), "it has found memory"
+
+
+def test_who_lacked_memory_counts_for_a_minute_while_nobody_knows_how_long_they_stay():
+    """As after a restart of the router."""
+    account = DecodeAccount(DEFAULT_TIERS)
+    account.sees(CROWDED)
+    lacks(account, "one", "one", 0.0)
+    lacks(account, "other", "other", 30.0)
+    assert [100 * account.refused(at_s) for at_s in (59.0, 61.0, 91.0)] == pytest.approx([1.8, 0.9, 0.0])
 
 
 def test_all_that_is_there_is_asked_for_though_nobody_knows_how_long_it_stays():
