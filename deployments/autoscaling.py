@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from slo.autoscaling.need import FleetDemand, Need, decode_need, prefill_need
-from slo.autoscaling.scaler import Scaler, ScalingRules
+from slo.autoscaling.scaler import Scaled, Scaler, ScalingRules
 from telemetry import logs
 from telemetry.reporting.monitor_client import find_monitor
 from telemetry.reporting.search import Search
@@ -24,7 +24,8 @@ _TIMEOUT_S: Final = 5.0
 _HOLDS_S: Final = 10.0
 """An answer that is older says nothing any more."""
 _FOUND_AGAIN_S: Final = 5.0
-"""Within it a controller that was restarted finds those that serve; a replica takes longer to start."""
+"""Within it a controller that was restarted finds those that serve; a replica takes longer to start. As
+a new deployment makes a new policy, the same time passes after that."""
 _WARN_AFTER_S: Final = 60.0
 """Without an answer; an application that starts has no monitor at first."""
 
@@ -94,13 +95,18 @@ class TierAutoscaler:
         target = max(target, self._at_start(running, are_found=are_found))
         need = self._need(running, now_s) if running > 0 and are_found else None
         scaled = self._scaler.decide(need, running, target, now_s)
-        if scaled.target != target:
+        self._tell_decision(scaled, target, running)
+        return scaled.target
+
+    def _tell_decision(self, scaled: Scaled, before: int, running: int) -> None:
+        """Log a change of how many there shall be, and once that those that there shall be do not come."""
+        if scaled.target != before:
             logs.event(
                 "tier_scaled",
                 tier=self._role,
                 model=self._model,
                 replicas=scaled.target,
-                before=target,
+                before=before,
                 running=running,
                 reason=scaled.reason.value,
                 demand=self._demand,
@@ -113,11 +119,10 @@ class TierAutoscaler:
                 level=logging.WARNING,
                 tier=self._role,
                 model=self._model,
-                replicas=target,
+                replicas=before,
                 running=running,
             )
         self._is_overdue = is_overdue
-        return scaled.target
 
     def _at_start(self, running: int, *, are_found: bool) -> int:
         """How many there shall be at least of a tier of which no replica serves; 0 while that is not known.
@@ -150,12 +155,12 @@ class TierAutoscaler:
                 self._demand = await self._monitor.demand.remote(self._model)
         except Exception as error:  # noqa: BLE001 - the edge of a task; without an answer nothing changes
             self._monitor = None
-            self._tell(error)
+            self._tell_silence(error)
         else:
             self._heard_s = time.monotonic()
             self._silent_since_s, self._has_warned = None, False
 
-    def _tell(self, error: Exception) -> None:
+    def _tell_silence(self, error: Exception) -> None:
         """Log why there is no answer, as a warning once it has lasted."""
         now_s = time.monotonic()
         if self._silent_since_s is None:
@@ -172,5 +177,5 @@ class TierAutoscaler:
 
 
 def _without_waiting(demand: FleetDemand, _: float) -> Need:
-    """Decode's need does not depend on when another replica is up: nothing waits for it."""
+    """Decode's need does not depend on when another replica is up: what waits counts whole."""
     return decode_need(demand.decode)
