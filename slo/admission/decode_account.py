@@ -19,6 +19,8 @@ from slo.tiers import SYSTEM, Tier, TierPolicy
 _MEMORY_S: Final = 60.0
 """What arrived this long ago counts 1/e of what arrives now: streams stay longer than prefills."""
 _LEARNING_RATE: Final = 0.05
+_MOST_LACKING: Final = 10_000
+"""Requests of a class that are known to have lacked memory."""
 _STAY_S: Final = 60.0
 """How long the streams of a class are taken to stay of which none has ended."""
 
@@ -54,6 +56,36 @@ class _Present:
     since_s: float | None = None
 
 
+class _Lacking:
+    """Requests of one class that were refused for want of memory, and what they would take together."""
+
+    def __init__(self) -> None:
+        self.take = _NOTHING
+        self._by_likeness: dict[Hashable, tuple[float, DecodeTake]] = {}
+        """When each was refused last, in that order, and what it would have taken."""
+
+    def add(self, likeness: Hashable, take: DecodeTake, now_s: float) -> None:
+        """One is refused."""
+        self.remove(likeness)
+        self._by_likeness[likeness] = now_s, take
+        self.take = self.take.plus(take)
+        if len(self._by_likeness) > _MOST_LACKING:
+            self.remove(next(iter(self._by_likeness)))
+
+    def remove(self, likeness: Hashable) -> None:
+        """One does not count any more; what is not there is ignored."""
+        if (gone := self._by_likeness.pop(likeness, None)) is not None:
+            self.take = self.take.plus(gone[1], -1.0) if self._by_likeness else _NOTHING
+
+    def forget_until(self, time_s: float) -> None:
+        """Those that were refused by then do not count any more."""
+        while self._by_likeness:
+            likeness, (refused_s, _) = next(iter(self._by_likeness.items()))
+            if refused_s > time_s:
+                return
+            self.remove(likeness)
+
+
 class DecodeAccount:
     """What a class takes counts from its admission on: all that wait for prefill will decode one day.
 
@@ -74,8 +106,7 @@ class DecodeAccount:
         """Of decode: a stream's part, and a token's; one of them is 0."""
         self._replicas = 0
         self._arrived = dict.fromkeys(tiers, _NOTHING)
-        self._lacked: dict[Tier, dict[Hashable, tuple[float, DecodeTake]]] = {tier: {} for tier in tiers}
-        """When each was last refused for want of memory, in that order, and what it would have taken."""
+        self._lacking = {tier: _Lacking() for tier in tiers}
         self._decay = ExponentialDecay(_MEMORY_S)
         self._stays_s = dict.fromkeys(tiers, 0.0)
         self._now_s = -math.inf
@@ -87,7 +118,7 @@ class DecodeAccount:
         One of the same likeness that has lacked memory is taken to be this one, which comes again.
         """
         self._now_s = now_s
-        self._lacked[tier].pop(likeness, None)
+        self._lacking[tier].remove(likeness)
         if (factor := self._decay.rescale(now_s)) < 1:
             self._arrived = {one: _NOTHING.plus(grown, factor) for one, grown in self._arrived.items()}
         self._arrived[tier] = self._arrived[tier].plus(take, self._decay.grown(now_s))
@@ -116,8 +147,7 @@ class DecodeAccount:
     def lacked(self, job_id: JobId, now_s: float) -> None:
         """A request is refused for want of memory; it is `withdrawn`, too, after that."""
         if (request := self._present.get(job_id)) is not None:
-            self._forget_lacked(request.tier, now_s)
-            self._lacked[request.tier][request.likeness] = now_s, request.take
+            self._lacking[request.tier].add(request.likeness, request.take, now_s)
 
     def withdrawn(self, job_id: JobId) -> None:
         """A request does not come to decode after all."""
@@ -166,15 +196,11 @@ class DecodeAccount:
         Each counts for as long as it would have stayed. So, once there is room again, no less of it goes in a
         second than more is let in: nothing counts here and as what is in use.
         """
-        for tier in self._lacked:
-            self._forget_lacked(tier, now_s)
-        parts = [self._part(take) for lacked in self._lacked.values() for _, take in lacked.values()]
-        return self._replicas * math.fsum(parts)
-
-    def _forget_lacked(self, tier: Tier, now_s: float) -> None:
-        lacked, stays_s = self._lacked[tier], self._stays_s[tier] or _STAY_S
-        while lacked and lacked[oldest := next(iter(lacked))][0] <= now_s - stays_s:
-            del lacked[oldest]
+        lacking = _NOTHING
+        for tier, ours in self._lacking.items():
+            ours.forget_until(now_s - (self._stays_s[tier] or _STAY_S))
+            lacking = lacking.plus(ours.take)
+        return self._replicas * self._part(lacking)
 
     def _together(self, tier: Tier, now_s: float) -> DecodeTake:
         """What would be there of a class at one time were none of it refused.
