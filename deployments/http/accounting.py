@@ -164,7 +164,8 @@ class RequestRecord:
         tpot_s = self._tpot_s()
         if tpot_s is not None:
             self._instruments.observe(TPOT, tpot_s, model=model, tier=tier)
-        used = None if self.meter is None else self.meter.used
+        is_cancelled = outcome is Outcome.CANCELLED
+        used = None if self.meter is None else self.meter.used(is_cancelled=is_cancelled)
         self._ended(JobEnded(self.job_id, self._ttft_s, used, self._answer(outcome)))
         self._finish(self._account(outcome, tpot_s))
         logs.event(

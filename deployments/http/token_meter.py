@@ -2,8 +2,8 @@
 
 Owns what the engine is asked for so that a stream says so, and that the client sees no more of it than it
 has asked for itself: what the end of a stream then lacks is put into its last event. Where a tenant's tokens
-are limited a stream says so in every event: a request that is cancelled has taken what its last ones say. Of
-a cancelled one whose events do not say it, or that has none, its decode replica tells the router.
+are limited a stream says so in every event: a request that ends early has taken what its last ones say. Of a
+cancelled one whose events do not say it, or that has none, its decode replica tells the router.
 Any other stream says so once, at its end: its events cannot be counted instead, as one of them may bring
 several tokens.
 """
@@ -116,9 +116,11 @@ class TokenMeter:
             return self._total_tokens
         return sum(answer.output_tokens for answer in self._answers.values())
 
-    @property
-    def used(self) -> Usage | None:
-        """What it has taken so far of what it may; None when nobody here knows, or nothing limits it."""
+    def used(self, *, is_cancelled: bool) -> Usage | None:
+        """What it has taken so far of what it may; None when its replica says it, or nothing limits it.
+
+        Of one that fails no replica says it, as its own may have died: it has taken what its events say.
+        """
         if self._admitted is None:
             return None
         if self._whole is not None or not self._streams:
@@ -126,7 +128,7 @@ class TokenMeter:
         seen = self._answers.values()
         output_tokens = self._total_tokens
         if output_tokens is None:
-            if seen and self._is_silent_at_times:
+            if is_cancelled and seen and self._is_silent_at_times:
                 return None
             output_tokens = sum(answer.output_tokens for answer in seen)
         if len(seen) < self._answers_in_all:  # of some prompts the length is not known

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from opentelemetry.trace import StatusCode
-from ray.serve.llm.openai_api_models import CompletionRequest
+from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 from spans import SAMPLED, recorded
 
 from deployments.http import accounting
@@ -61,6 +61,7 @@ def record(clock):
     return record
 
 
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 CHUNK = 'data: {"choices":[{"delta":{"content":"a"}}]}'
 TOLD = RequestEnded("tiny", PREMIUM, "acme", Outcome.FINISHED, 0.0, True, None, 0.2, 0.1, None, 0.05)
 
@@ -172,6 +173,31 @@ def test_the_router_hears_how_long_an_answer_became(clock, usage, outcome, token
         record.answered(usage)
     record.end(outcome)
     assert ended[0].answered == (None if tokens is None else Answered(PREMIUM, "acme", tokens))
+
+
+@pytest.mark.parametrize(
+    "hides", [{"tools": [TOOL]}, {"include_reasoning": False}], ids=["tools", "reasoning"]
+)
+@pytest.mark.parametrize(
+    ("outcome", "used"),
+    [
+        (Outcome.FAILED, Usage(7, 3)),
+        (Outcome.EVICTED, Usage(7, 3)),
+        (Outcome.REJECTED, Usage(7, 3)),
+        (Outcome.CANCELLED, None),
+    ],
+)
+def test_a_stream_that_an_error_ends_has_taken_what_its_events_say(clock, outcome, used, hides):
+    """What they do not say its decode replica tells the router, but only of one whose client has left."""
+    record, ended, _ = with_end_to_end(clock)
+    messages = [{"role": "user", "content": "hi"}]
+    body = ChatCompletionRequest(model="m", messages=messages, stream=True, **hides)
+    record.meter = TokenMeter(body, Usage(1000, 4096))
+    clock.now_s += 0.1
+    usage = '"usage":{"prompt_tokens":7,"total_tokens":10,"completion_tokens":3}'
+    record.event(f'data: {{"choices":[{{"index":0,"delta":{{"content":"a"}}}}],{usage}}}')
+    record.end(outcome)
+    assert ended[0].used == used
 
 
 def test_a_client_that_leaves_before_the_first_token_is_told_as_that(record, clock):

@@ -70,11 +70,11 @@ def values(event):
 def test_a_stream_is_counted_and_its_client_sees_nothing_of_it():
     meter = TokenMeter(chat(stream=True), ADMITTED)
     assert "usage" not in values(meter.read(chat_event(0, 1)))
-    assert meter.used == Usage(7, 1)
+    assert meter.used(is_cancelled=True) == Usage(7, 1)
     meter.read(chat_event(0, 5))
     assert meter.read(totals(7, 5)) == ""
     assert meter.read("data: [DONE]\n\n") == "data: [DONE]\n\n"
-    assert meter.used == Usage(7, 5)
+    assert meter.used(is_cancelled=True) == Usage(7, 5)
 
 
 @pytest.mark.parametrize("continuous", [False, True])
@@ -101,9 +101,11 @@ def test_every_answer_has_its_prompt():
     meter = TokenMeter(body, ADMITTED)
     for index, (output, prompt) in enumerate([(3, 10), (4, 10), (5, 20)]):
         meter.read(text_event(index, output, prompt))
-    assert meter.used == Usage(ADMITTED.prompt_tokens, 12), "one prompt's length may be unknown"
+    assert meter.used(is_cancelled=True) == Usage(ADMITTED.prompt_tokens, 12), (
+        "one prompt's length may be unknown"
+    )
     meter.read(text_event(3, 6, 20))
-    assert meter.used == Usage(60, 18)
+    assert meter.used(is_cancelled=True) == Usage(60, 18)
 
 
 def last_event(index, **given):
@@ -169,29 +171,29 @@ def test_text_that_looks_like_usage_is_text():
     meter = TokenMeter(chat(stream=True), ADMITTED)
     tricky = '","usage":{"prompt_tokens":0,"total_tokens":0,"completion_tokens":0}'
     assert values(meter.read(chat_event(0, 9, tricky)))["choices"][0]["delta"]["content"] == tricky
-    assert meter.used == Usage(7, 9)
+    assert meter.used(is_cancelled=True) == Usage(7, 9)
 
 
 def test_a_stream_that_is_left_before_its_first_token():
-    assert TokenMeter(chat(stream=True), ADMITTED).used == Usage(1000, 0)
+    assert TokenMeter(chat(stream=True), ADMITTED).used(is_cancelled=True) == Usage(1000, 0)
 
 
 def test_of_hidden_reasoning_nobody_here_knows_how_much_there_was_until_the_end():
     meter = TokenMeter(chat(stream=True, include_reasoning=False), ADMITTED)
-    assert meter.used == Usage(1000, 0), "the first event comes with the first token"
+    assert meter.used(is_cancelled=True) == Usage(1000, 0), "the first event comes with the first token"
     meter.read(chat_event(0, 0, ""))
-    assert meter.used is None, "no event comes while it reasons"
+    assert meter.used(is_cancelled=True) is None, "no event comes while it reasons"
     meter.read(chat_event(0, 300))
-    assert meter.used is None, "nor tells the next one what comes after it"
+    assert meter.used(is_cancelled=True) is None, "nor tells the next one what comes after it"
     meter.read(totals(7, 400))
-    assert meter.used == Usage(7, 400)
+    assert meter.used(is_cancelled=True) == Usage(7, 400)
 
 
 def test_reasoning_that_is_shown_is_counted():
     meter = TokenMeter(chat(stream=True, include_reasoning=True), ADMITTED)
     meter.read(chat_event(0, 0, ""))
     meter.read(chat_event(0, 3))
-    assert meter.used == Usage(7, 3)
+    assert meter.used(is_cancelled=True) == Usage(7, 3)
 
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -201,13 +203,14 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
 def test_of_a_call_that_a_parser_holds_back_nobody_here_knows_how_long_it_was_until_the_end(choice):
     """vLLM sends no event of tokens that its parser of tools has not yet made a delta of."""
     meter = TokenMeter(chat(stream=True, tools=[TOOL], tool_choice=choice), ADMITTED)
-    assert meter.used == Usage(1000, 0), "the first event comes with the first token"
+    assert meter.used(is_cancelled=True) == Usage(1000, 0), "the first event comes with the first token"
     meter.read(chat_event(0, 0, ""))
-    assert meter.used is None, "no event comes until the call is whole"
+    assert meter.used(is_cancelled=True) is None, "no event comes until the call is whole"
     meter.read(chat_event(0, 300))
-    assert meter.used is None, "another call may have begun"
+    assert meter.used(is_cancelled=True) is None, "another call may have begun"
+    assert meter.used(is_cancelled=False) == Usage(7, 300), "no replica tells of one that failed"
     meter.read(totals(7, 400))
-    assert meter.used == Usage(7, 400)
+    assert meter.used(is_cancelled=True) == Usage(7, 400)
 
 
 @pytest.mark.parametrize(
@@ -231,17 +234,17 @@ def test_so_it_is_in_the_other_apis_which_are_answered_by_chats(read, body):
     _, asked = read(json.dumps({"model": "m", "stream": True, **body}).encode(), LimitsConfig(), ANONYMOUS)
     meter = TokenMeter(asked, ADMITTED)
     meter.read(chat_event(0, 0, ""))
-    assert meter.used is None
+    assert meter.used(is_cancelled=True) is None
 
 
 def test_an_answer_that_comes_whole():
     meter = TokenMeter(chat(n=3), ADMITTED)
-    assert meter.used is None, "what a cancelled one has generated its replica says"
+    assert meter.used(is_cancelled=True) is None, "what a cancelled one has generated its replica says"
     meter.answered(SimpleNamespace(prompt_tokens=7, completion_tokens=20))
-    assert meter.used == Usage(21, 20)
+    assert meter.used(is_cancelled=True) == Usage(21, 20)
     refused = TokenMeter(chat(), ADMITTED)
     refused.answered(None)
-    assert refused.used == NO_USAGE
+    assert refused.used(is_cancelled=True) == NO_USAGE
 
 
 @pytest.mark.parametrize("asked", [None, {"include_usage": True}])
@@ -257,7 +260,7 @@ def test_where_nothing_is_limited_a_stream_is_counted_at_its_end(asked):
     assert meter.output_tokens is None, "nobody knows yet"
     assert bool(meter.read(totals(7, 5))) is (asked is not None)
     assert meter.output_tokens == 5
-    assert meter.used is None
+    assert meter.used(is_cancelled=True) is None
 
 
 def test_who_asks_for_a_count_in_each_event_gets_it_where_nothing_is_limited():
