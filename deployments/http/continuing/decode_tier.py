@@ -156,7 +156,8 @@ class DecodeTier:
             decode_replica=getattr(decision, "decode_replica", None),
         )
         if refusal is not None:
-            raise _refused(refusal, failure, context)
+            is_begun = delivered.has_come or context.attempt > 0
+            raise _refused(refusal, failure, context, is_begun=is_begun)
         assert not isinstance(decision, Rejected)
         again_at = replace(
             context,
@@ -188,9 +189,11 @@ def _caused_by(error: Exception, cause: FailureCause) -> DecodeFailedError:
     return failure
 
 
-def _refused(refusal: str, failure: DecodeFailedError, context: RequestContext) -> HTTPError:
+def _refused(
+    refusal: str, failure: DecodeFailedError, context: RequestContext, *, is_begun: bool
+) -> HTTPError:
     """What the client gets: the engine's own error if it lives on."""
-    if failure.cause is FailureCause.NO_REPLICA and context.attempt == 0:
+    if failure.cause is FailureCause.NO_REPLICA and not is_begun:
         return http_errors.not_begun()
     if failure.cause is not FailureCause.REQUEST_FAILED:
         return http_errors.decode_failed(refusal)

@@ -25,12 +25,14 @@ class Delivered:
     """Of one streamed answer.
 
     Attributes:
+        has_come: Whether any event of it has come, such as who speaks, so that a replica has had the request.
         has_begun: Whether the client has got some of the answer itself.
         is_over: Whether it has got the last event.
         bound: Why no other replica can go on with what has begun; None when one can.
         digest: Of the model that has generated what has begun.
     """
 
+    has_come: bool = False
     has_begun: bool = False
     is_over: bool = False
     bound: str | None = None
@@ -49,6 +51,7 @@ class Delivered:
 
     def take(self, piece: Piece) -> str | None:
         """The text to hand over for a piece; None when the client has had it from another replica."""
+        self.has_come = True
         if is_role(piece.text):
             index = _INDEX.search(piece.text)
             answer = "" if index is None else index[1]

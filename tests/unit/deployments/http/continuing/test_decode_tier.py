@@ -31,6 +31,7 @@ def event(number, **more):
 
 
 DONE = Piece("data: [DONE]")
+ROLE = Piece('data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}')
 
 
 def error(kind, code=500):
@@ -189,8 +190,10 @@ async def test_what_cannot_go_on_ends_with_an_error_of_ours(pieces, places, limi
         ({A: [NONE_THERE]}, [NOBODY], "no_replica"),
         ({A: [DIED]}, [NOBODY], "decode_failed"),
         ({A: [DIED], None: [NONE_THERE]}, [None, NOBODY], "decode_failed"),
+        ({A: [event(1), NONE_THERE]}, [NOBODY], "decode_failed"),
+        ({A: [ROLE, NONE_THERE]}, [NOBODY], "decode_failed"),
     ],
-    ids=["nobody", "the only one", "one that Serve would have replaced"],
+    ids=["nobody", "the only one", "one that Serve would have replaced", "one that drains", "who speaks"],
 )
 async def test_no_replica_is_said_of_what_no_replica_has_had_alone(plays, places, code):
     """What was begun and lost may have ended its replica; who sends it again must know."""
