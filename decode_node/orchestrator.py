@@ -44,7 +44,7 @@ from sampling.carried import CARRIED_XARG, Adapter, Carried, draws_of
 from slo.decode.drop import may_be_dropped
 from slo.errors import EvictionReason, RejectionReason
 from slo.model_digest import UNTOLD, ModelDigest
-from slo.replacement import FailureCause, ReplacementOutcome
+from slo.replacement import ReplacementOutcome
 from slo.reports import AwaitedKv
 from slo.request import (
     DECODE_SINCE_XARG,
@@ -234,7 +234,8 @@ class Orchestrator:
         xargs = call.request.vllm_xargs or {}
         may_drop = may_be_dropped(context, self.droppable)
         budget_s, due_s = context.ttft_budget_s, _first_due_s(context)
-        run = Underway(call, context, budget_s=budget_s, due_s=due_s, may_drop=may_drop)
+        is_begun = context.attempt > 0
+        run = Underway(call, context, is_begun=is_begun, budget_s=budget_s, due_s=due_s, may_drop=may_drop)
         if (brought := xargs.get(CARRIED_XARG)) is not None:
             run.carried = msgspec.convert(brought, Carried)
             run.progress.known, run.progress.cache = len(run.carried.token_ids), run.carried.cache
@@ -371,14 +372,13 @@ class Orchestrator:
         Raises:
             RefusedError: There is none for it.
         """
-        is_nobodys = failure.cause is FailureCause.NO_REPLICA and failure.replica is None
-        is_new = is_nobodys and run.context.attempt == 0
+        run.is_begun = run.is_begun or failure.is_of_begun
         outcome = await self.placing.again(run, failure)
         if outcome not in _NOT_REPLACED:
             return
         if not run.has_left:
             told = _NOT_REPLACED[outcome]
-            if is_new and outcome is ReplacementOutcome.NO_REPLICA:
+            if outcome is ReplacementOutcome.NO_REPLICA and not run.is_begun:
                 told = _NOT_BEGUN
             raise run.refuse(error_response(*told)) from failure
         # Decode has had it before, and can do without prefill.

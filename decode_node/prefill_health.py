@@ -55,6 +55,12 @@ class PrefillFailedError(Exception):
         self.replica = replica
         self.is_up = is_up
 
+    @property
+    def is_of_begun(self) -> bool:
+        """Whether a replica may have begun the prefill, and not refused it or been none at all."""
+        is_nobodys = self.cause is FailureCause.NO_REPLICA and self.replica is None
+        return not is_nobodys and self.cause is not FailureCause.OTHER_MODEL
+
 
 @dataclass(slots=True)
 class _Watched:

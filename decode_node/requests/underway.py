@@ -88,6 +88,7 @@ class Underway:
     Attributes:
         context: As of its latest attempt.
         replacements: How often it has been placed again.
+        is_begun: Whether a replica has had it that may have computed something of it.
         doubted: Replicas that serve, and from which one pull of its KV has failed.
         budget_s: What it had when it came until its first token was due; None for no deadline.
         due_s: When that was, on this host's monotonic clock.
@@ -106,6 +107,7 @@ class Underway:
     call: Call
     context: RequestContext
     replacements: int = 0
+    is_begun: bool = False
     doubted: set[ReplicaId] = field(default_factory=set)
     budget_s: float | None = None
     due_s: float | None = None

@@ -72,3 +72,24 @@ async def test_where_decode_may_not_it_ends_with_an_error():
     steps = Play({A: FailureCause.OTHER_MODEL}, [TimeoutError(), TimeoutError()], serve=A)
     (refused,) = await serve(steps)
     assert (refused.error.code, refused.error.type) == (503, "prefill_failed")
+
+
+NOBODY = Rejected(RejectionReason.NO_REPLICA, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("plays", "places", "attempt", "kind"),
+    [
+        ({A: FailureCause.OTHER_MODEL}, [NOBODY], 0, "no_replica"),
+        ({A: FailureCause.OTHER_MODEL, B: FailureCause.OTHER_MODEL}, [None, NOBODY], 0, "no_replica"),
+        ({A: FailureCause.OTHER_MODEL, B: FailureCause.REPLICA_DIED}, [None, NOBODY], 0, "prefill_failed"),
+        ({A: FailureCause.REPLICA_DIED, B: FailureCause.OTHER_MODEL}, [None, NOBODY], 0, "prefill_failed"),
+        ({A: FailureCause.OTHER_MODEL}, [NOBODY], 100, "prefill_failed"),
+    ],
+    ids=["one", "one after the other", "one that is lost then", "one after a loss", "after a loss of decode"],
+)
+async def test_where_decode_may_not_what_none_has_computed_says_that_there_is_none(
+    plays, places, attempt, kind
+):
+    (refused,) = await serve(Play(plays, places), attempt=attempt)
+    assert (refused.error.code, refused.error.type) == (503, kind)
