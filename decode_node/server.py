@@ -45,8 +45,8 @@ from slo.model_digest import OTHER_MODEL, UNTOLD, ModelDigest, is_same_model
 from slo.monitor.messages import DecodeSeen, Role
 from slo.predict.handoff import HandoffSample
 from slo.protocol import OTHER_PROTOCOL, OtherProtocolError
-from slo.replacement import NO_REPLACEMENTS, ReplacementRules, who_is_up
-from slo.reports import DecodeReported, ReplicaGone, Report
+from slo.replacement import NO_REPLACEMENTS, ReplacementRules
+from slo.reports import DecodeReported, ReplicaGone, Report, who_is_up
 from slo.request import ReplicaId, RequestContext
 from slo.tiers import Tier, TierSet
 from telemetry import logs, tracing
@@ -253,7 +253,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         return await super().tokenize(request, raw_request_info)  # type: ignore[no-any-return]
 
     async def is_up(self, pin: ReplicaId | None = None) -> ReplicaId | None:
-        """Who answers, for those who wait for `pin`; see `slo.replacement.who_is_up`.
+        """Who answers, for those who wait for `pin`; see `slo.reports.who_is_up`.
 
         `router.serve.replica_pinning` reads `pin`, too, on the caller's side.
         """

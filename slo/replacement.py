@@ -46,19 +46,6 @@ class FailureCause(enum.StrEnum):
         }
 
 
-def who_is_up(own: ReplicaId, asked: ReplicaId | None, *, is_dead: bool) -> ReplicaId | None:
-    """What a replica answers to the question whether one is there: who it is; None when its engine is dead.
-
-    The question for one that Serve no longer sends to comes to another, whose own state is no answer to it.
-
-    Args:
-        own: Whose answer it is.
-        asked: Who is meant; None for anybody.
-        is_dead: Whether its engine is dead.
-    """
-    return None if is_dead and asked in (None, own) else own
-
-
 class ReplacementOutcome(enum.StrEnum):
     """How the server went on after a prefill had failed; the values label metrics."""
 

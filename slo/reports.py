@@ -1,6 +1,6 @@
-"""What a replica tells the router about itself, as messages.
+"""What a replica tells about itself: the router, in messages, and whoever asks, whether it is there.
 
-They carry budgets, not deadlines: the receiver's clock is another one.
+Messages carry budgets, not deadlines: the receiver's clock is another one.
 """
 
 from __future__ import annotations
@@ -146,6 +146,19 @@ class ReplicaGone(Message):
 
 
 Report: TypeAlias = PrefillReported | DecodeReported | ReplicaGone
+
+
+def who_is_up(own: ReplicaId, asked: ReplicaId | None, *, is_dead: bool) -> ReplicaId | None:
+    """What a replica answers to the question whether one is there: who it is; None when its engine is dead.
+
+    The question for one that Serve no longer sends to comes to another, whose own state is no answer to it.
+
+    Args:
+        own: Whose answer it is.
+        asked: Who is meant; None for anybody.
+        is_dead: Whether its engine is dead.
+    """
+    return None if is_dead and asked in (None, own) else own
 
 
 def unsound(report: Report) -> str | None:

@@ -45,8 +45,7 @@ from slo.predict.pass_shape import PassShape
 from slo.predict.prefill_time import PrefillPredictor, fit
 from slo.preemption.types import PreemptionMode, PreemptionRules
 from slo.queue.order import QueueOrder
-from slo.replacement import who_is_up
-from slo.reports import ReplicaGone
+from slo.reports import ReplicaGone, who_is_up
 from slo.request import ARRIVED_XARG, DEADLINE_XARG, HANDSHAKE_DUE_S, JobId, ReplicaId
 from slo.tiers import TierSet
 from telemetry import logs, tracing
@@ -239,7 +238,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         return None if params is None else (params, time.monotonic() - started_s)
 
     async def is_up(self, pin: ReplicaId | None = None) -> ReplicaId | None:
-        """Who answers, for those who wait for `pin`; see `slo.replacement.who_is_up`.
+        """Who answers, for those who wait for `pin`; see `slo.reports.who_is_up`.
 
         `router.serve.replica_pinning` reads `pin`, too, on the caller's side.
         """

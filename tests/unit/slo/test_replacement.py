@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo.replacement import ReplacementOutcome, ReplacementRules, who_is_up
+from slo.replacement import ReplacementOutcome, ReplacementRules
 from slo.request import JobId, ReplicaId, RequestContext
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
@@ -13,15 +13,6 @@ A, B = ReplicaId("a"), ReplicaId("b")
 
 def context(tier, budget_s, explicit):
     return RequestContext(JobId("job"), "request", tier, budget_s, explicit_deadline=explicit)
-
-
-@pytest.mark.parametrize(
-    ("asked", "is_dead", "answer"),
-    [(A, False, A), (A, True, None), (None, False, A), (None, True, None), (B, False, A), (B, True, A)],
-)
-def test_a_dead_engine_is_told_of_by_its_own_replica_alone(asked, is_dead, answer):
-    """Serve asks another for one that drains, whose answers go on."""
-    assert who_is_up(A, asked, is_dead=is_dead) == answer
 
 
 class TestWhoMayBePlacedAgain:

@@ -1,4 +1,4 @@
-"""A report with a number that cannot be reckoned with is told by that number's name."""
+"""What a replica tells about itself, and that a number in it that cannot be reckoned with is named."""
 
 import math
 from dataclasses import fields, replace
@@ -7,11 +7,11 @@ import pytest
 from msgspec import structs
 
 from slo.predict.prefill_time import PrefillPredictor
-from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone, unsound
+from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone, unsound, who_is_up
 from slo.request import JobId, ReplicaId
 from slo.tiers import STANDARD
 
-R = ReplicaId("r")
+R, OTHER = ReplicaId("r"), ReplicaId("other")
 JOB = OutstandingJob(JobId("j"), STANDARD, 10, -3.0, 0.1)
 PREFILL = PrefillReported(R, PrefillPredictor(1e-4, 1e-3), (JOB,), None, 0.0)
 DECODE = DecodeReported(R, 0.5, 3, tpot_s=0.01)
@@ -43,3 +43,19 @@ def test_an_unsound_number_is_named(wrong):
 def test_no_curve_falls():
     falling = replace(PREFILL, predictor=PrefillPredictor(-1e-4, 1e-3))
     assert "per_token_s" in (unsound(falling) or "")
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_dead", "answer"),
+    [
+        (R, False, R),
+        (R, True, None),
+        (None, False, R),
+        (None, True, None),
+        (OTHER, False, R),
+        (OTHER, True, R),
+    ],
+)
+def test_a_dead_engine_is_told_of_by_its_own_replica_alone(asked, is_dead, answer):
+    """Serve asks another for one that drains, whose answers go on."""
+    assert who_is_up(R, asked, is_dead=is_dead) == answer
