@@ -84,13 +84,18 @@ class EngineError:
         message: For people.
         type: vLLM's or ours, such as "BadRequestError".
         code: An HTTP status.
-        param: The request's field that is wrong, or what our replicas put there.
+        param: The request's field that is wrong. Of what our replicas do not take or give up, in how many
+            seconds it may come again, where they say it; of what they fail, which replica it was.
     """
 
     message: str
     type: str
     code: int
     param: str | None = None
+
+    def response(self) -> ErrorResponse:
+        """The same in vLLM's form, to answer with."""
+        return error_response(self.code, self.type, self.message, self.param)
 
 
 def parts_of(piece: Any) -> list[Any]:

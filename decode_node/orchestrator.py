@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from decode_node.answers import NOTHING_ALLOWED, error_response
+from decode_node.answers import NOTHING_ALLOWED, EngineError, error_response
 from decode_node.carrying import (
     PRESSURE_SCHEDULER,
     ResampledReason,
@@ -65,44 +65,38 @@ if TYPE_CHECKING:
     from ray.serve.llm.openai_api_models import ErrorResponse
     from vllm.config import VllmConfig
 
-_NOT_REPLACED: Final[Mapping[ReplacementOutcome, tuple[Any, ...]]] = {
-    ReplacementOutcome.LIMIT: (
-        503,
-        "prefill_failed",
-        "one replica after the other failed while it computed the prompt; try again",
+_NOT_REPLACED: Final[Mapping[ReplacementOutcome, EngineError]] = {
+    ReplacementOutcome.LIMIT: EngineError(
+        "one replica after the other failed while it computed the prompt; try again", "prefill_failed", 503
     ),
-    ReplacementOutcome.DEADLINE: (
-        429,
+    ReplacementOutcome.DEADLINE: EngineError(
+        "the replica that computed the prompt failed, and no other can give the first token in time; "
+        "retry later, or ask for a longer x-slo-ttft-ms",
         EvictionReason.DEADLINE_PASSED.value,
-        (
-            "the replica that computed the prompt failed, and no other can give the first token in time; "
-            "retry later, or ask for a longer x-slo-ttft-ms"
-        ),
+        429,
     ),
-    ReplacementOutcome.NO_REPLICA: (
-        503,
-        "prefill_failed",
+    ReplacementOutcome.NO_REPLICA: EngineError(
         "the replica that computed the prompt failed, and no other is running; try again later",
-        "10",
+        "prefill_failed",
+        503,
+        param="10",
     ),
 }
-"""Code, type and message that a client gets, and when it may come again if that is not as ever."""
-_NOT_BEGUN: Final = (
-    503,
-    RejectionReason.NO_REPLICA.value,
+"""What a request is answered with whose prefill has failed and is not placed again."""
+_NOT_BEGUN: Final = EngineError(
     "no prefill replica is running; try again when one has been started",
+    RejectionReason.NO_REPLICA.value,
+    503,
 )
-"""Likewise, where no replica has had its prompt."""
-_ENDED_BY_GRAMMAR: Final = (
-    400,
+"""What one is answered with that is not placed again and that no replica has begun."""
+_ENDED_BY_GRAMMAR: Final = EngineError(
+    "the answer cannot go on: no token that conforms to what it must conform to is allowed by the "
+    "request's other parameters, such as allowed_token_ids, bad_words and min_tokens",
     NOTHING_ALLOWED,
-    (
-        "the answer cannot go on: no token that conforms to what it must conform to is allowed by the "
-        "request's other parameters, such as allowed_token_ids, bad_words and min_tokens"
-    ),
-    "structured_outputs",
+    400,
+    param="structured_outputs",
 )
-"""Likewise, with the field at fault, where its own grammar ends its answer."""
+"""What one is answered with whose own grammar ends its answer."""
 _HERE_XARG: Final = "slackserve_here"
 """The name of a request whose prompt the engine computes itself."""
 
@@ -364,7 +358,7 @@ class Orchestrator:
             raise run.refuse(self.layer.failed("the engine is ending"))
         if "error" in reasons and params.structured_outputs is not None:
             # Its grammar has no token that the other parameters allow, here or on any other replica.
-            raise run.refuse(error_response(*_ENDED_BY_GRAMMAR))
+            raise run.refuse(_ENDED_BY_GRAMMAR.response())
 
     async def _go_on_after(self, run: Underway, failure: PrefillFailedError) -> None:
         """Give the run another place after a failure, or refuse it.
@@ -380,7 +374,7 @@ class Orchestrator:
             told = _NOT_REPLACED[outcome]
             if outcome is ReplacementOutcome.NO_REPLICA and not run.is_begun:
                 told = _NOT_BEGUN
-            raise run.refuse(error_response(*told)) from failure
+            raise run.refuse(told.response()) from failure
         # Decode has had it before, and can do without prefill.
         run.context = replace(run.context, local_prefill=LocalReason.LEFT.value)
 

@@ -246,6 +246,7 @@ _LIMITS: Final[Mapping[RejectionReason, tuple[str, str, str]]] = {
 
 
 _RETRY_AFTER_S: Final = {
+    RejectionReason.BACKLOG.value: 1,
     "prefill_failed": 1,
     EvictionReason.DEADLINE_PASSED.value: 1,
     EvictionReason.DROPPED.value: 10,
@@ -259,21 +260,18 @@ _RETRY_AFTER_S: Final = {
 def engine_error(error: EngineError) -> HTTPError:
     """What an engine refused, with its own status; what its replica did not take or gave up, with the reason.
 
-    The reason is the code. Of what was not taken or was given up, `param` may say when to come again, seconds
-    from then.
+    The reason is the code, and the error's `param` then names no field: it may say when to come again.
     """
     status = error.code
-    if error.type == RejectionReason.BACKLOG:
-        headers = {"retry-after": str(max(1, int(error.param or 1)))}
-        return HTTPError(status, error.message, kind="overloaded_error", code=error.type, headers=headers)
     if (tardy := error.type) in _RETRY_AFTER_S:
+        retry_after_s = int(error.param or _RETRY_AFTER_S[tardy])
         kind = "service_unavailable" if status >= 500 else "overloaded_error"  # noqa: PLR2004 - as below
         return HTTPError(
             status,
             error.message,
             kind="rate_limit_error" if tardy == TOO_MANY_GRAMMARS else kind,
             code=tardy,
-            headers={"retry-after": error.param or str(_RETRY_AFTER_S[tardy])},
+            headers={"retry-after": str(max(1, retry_after_s))},
         )
     return HTTPError(
         status,
