@@ -1,12 +1,11 @@
 """How a request ends, and whether it met what it was promised.
 
-Every request ends exactly once, with exactly one `Outcome`; the values label metrics. A request that was
-refused before it was queued is `REJECTED` (malformed, unauthorised, or beyond its tenant's limits) or `SHED`
-(overload); one that the server has accepted and ended later, as too late or for others, is `EVICTED`, and one
-that turns out later to be malformed, as when its own grammar ends its answer, is `REJECTED`. A
-`RejectionReason` is always of a request that was never queued. `RequestEnded.judged` is the one rule by which
-objectives count as met, missed or not judged, wherever attainment is counted; `attained` sums it up for the
-request.
+Every request ends exactly once, with exactly one `Outcome`; the values label metrics. A request that is
+itself at fault is `REJECTED`, whether it is refused (malformed, unauthorised, or beyond its tenant's limits)
+or ended later (as by its own grammar); one that the fleet cannot serve is `SHED` before anything of it is
+computed, and `EVICTED`, as too late or for others, from then on. A `RejectionReason` is always of a request
+that was never queued. `RequestEnded.judged` is the one rule by which objectives count as met, missed or not
+judged, wherever attainment is counted; `attained` sums it up for the request.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ def _handler_kept() -> Iterator[None]:
     """Keep this process's handler of SIGTERM, for which `ray.init` installs one that raises SystemExit.
 
     Raises:
-        StopRequested: when that has been called.
+        StopRequested: when a SIGTERM has come, so that Ray's handler has raised.
     """
     handler = signal.getsignal(signal.SIGTERM)
     try:
