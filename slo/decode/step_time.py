@@ -7,6 +7,7 @@ no longer there: the engine keeps its batch from step to step. Owns these five n
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple
 
 _UNITS: Final = (1.0, 16.0, 4096.0, 128.0, 8.0)
@@ -44,7 +45,9 @@ class StepTimes:
     """Least squares of relative errors, of the steps of one engine, the recent ones weighing most.
 
     Relative, so that a few steps that something else has held up, as an engine's first ones, do not decide on
-    what the many take; and so that short steps are as well predicted as long ones.
+    what the many take; and so that short steps are as well predicted as long ones. Relative to the geometric
+    mean of what a step took and what was predicted: to what it took alone, long ones would count too little
+    and all predictions be low; to what was predicted, they would count too much while that is wrong.
 
     Attributes:
         fixed_s: Of any step.
@@ -78,9 +81,9 @@ class StepTimes:
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """A step has ended."""
-        if self.is_known:
-            seconds = min(seconds, _HICCUP * max(self.predict_s(shape), _SHORTEST_S))
-        weight = _TYPICAL_S / max(seconds, _SHORTEST_S)
+        expected_s = max(self.predict_s(shape) if self.is_known else seconds, _SHORTEST_S)
+        seconds = min(seconds, _HICCUP * expected_s)
+        weight = _TYPICAL_S / math.sqrt(max(seconds, _SHORTEST_S) * expected_s)
         row = [weight, *[weight * value / unit for value, unit in zip(shape, _UNITS[1:], strict=True)]]
         for i in range(len(_UNITS)):
             x, products = row[i], self._products[i]
