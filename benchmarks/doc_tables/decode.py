@@ -13,9 +13,9 @@ _PROMISED: Final = ("premium", "standard")
 _TIERS: Final = (*_PROMISED, "background")
 
 
-def decode_pace() -> str:
+def decode_pace(file: str) -> str:
     """Streams with and without TPOT objectives, by arm."""
-    found = result("engines/decode_pace")
+    found = result(f"engines/{file}")
     rows = []
     for row in found["means"]:
         of_rounds = [one for one in found["rounds"] if one["arm"] == row["arm"]]
@@ -174,7 +174,8 @@ def decode_migration() -> str:
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "decode-migration": decode_migration,
-    "decode-pace": decode_pace,
+    "decode-pace": lambda: decode_pace("decode_pace"),
+    "decode-pace-heavy": lambda: decode_pace("decode_pace_heavy"),
     "decode-pressure": lambda: decode_pressure("engines/decode_pressure", 0.5),
     "decode-pressure-minute": lambda: decode_pressure("engines/decode_pressure_minute", 0.5),
     "kept-memory": kept_memory,
