@@ -244,8 +244,8 @@ def test_nothing_of_a_chunk_is_lost():
         ({"extra": {"temprature": 1}}, "temprature"),
         ({"extra": {"chat_template": "{{ 1 }}"}}, "chat_template"),
         ({"extra_json": '{"chat_template": "{{ 1 }}"}'}, "chat_template"),
-        ({"extra": {"structured_outputs": {"regex": "a" * 20_000}}}, "structured_outputs"),
-        ({"response_format": {"type": "json_schema", "a": "a" * 20_000}}, "response_format"),
+        ({"extra": {"structured_outputs": {"regex": "a" * 70_000}}}, "structured_outputs"),
+        ({"response_format": {"type": "json_schema", "a": "a" * 70_000}}, "response_format"),
         ({"n": 17}, "n"),
     ],
 )
