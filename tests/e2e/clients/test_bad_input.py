@@ -91,7 +91,7 @@ def test_headers(deployment, headers, param, message):
         ({"n": 2, "prompt": ["x"] * 9}, "n"),
         ({"prompt": ["x"] * 1024}, "prompt"),
         ({"stop_token_ids": [1] * 65}, "stop_token_ids"),
-        ({"structured_outputs": {"regex": "a" * 17_000}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a" * 70_000}}, "structured_outputs"),
         ({"temprature": 0}, "temprature"),
         ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
         ({"service_tier": "gold"}, "service_tier"),
