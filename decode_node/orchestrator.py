@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from decode_node.answers import NOTHING_ALLOWED, EngineError, error_response
+from decode_node.answers import error_response
 from decode_node.carrying import (
     PRESSURE_SCHEDULER,
     ResampledReason,
@@ -38,13 +38,13 @@ from decode_node.requests.only_here import IN_A_SEARCH, Generate, OnlyHere
 from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.placing import Placing
 from decode_node.requests.progress import Progress
+from decode_node.requests.refusals import ENDED_BY_GRAMMAR, not_replaced
 from decode_node.requests.remote_prefill import RemotePrefill
 from decode_node.requests.underway import Call, RefusedError, Underway
 from sampling.carried import CARRIED_XARG, Adapter, Carried, draws_of
 from slo.decode.drop import may_be_dropped
-from slo.errors import EvictionReason, RejectionReason
+from slo.errors import EvictionReason
 from slo.model_digest import UNTOLD, ModelDigest
-from slo.replacement import ReplacementOutcome
 from slo.reports import AwaitedKv
 from slo.request import (
     DECODE_SINCE_XARG,
@@ -65,38 +65,6 @@ if TYPE_CHECKING:
     from ray.serve.llm.openai_api_models import ErrorResponse
     from vllm.config import VllmConfig
 
-_NOT_REPLACED: Final[Mapping[ReplacementOutcome, EngineError]] = {
-    ReplacementOutcome.LIMIT: EngineError(
-        "one replica after the other failed while it computed the prompt; try again", "prefill_failed", 503
-    ),
-    ReplacementOutcome.DEADLINE: EngineError(
-        "the replica that computed the prompt failed, and no other can give the first token in time; "
-        "retry later, or ask for a longer x-slo-ttft-ms",
-        EvictionReason.DEADLINE_PASSED.value,
-        429,
-    ),
-    ReplacementOutcome.NO_REPLICA: EngineError(
-        "the replica that computed the prompt failed, and no other is running; try again later",
-        "prefill_failed",
-        503,
-        param="10",
-    ),
-}
-"""What a request is answered with whose prefill has failed and is not placed again."""
-_NOT_BEGUN: Final = EngineError(
-    "no prefill replica is running; try again when one has been started",
-    RejectionReason.NO_REPLICA.value,
-    503,
-)
-"""What one is answered with that is not placed again and that no replica has begun."""
-_ENDED_BY_GRAMMAR: Final = EngineError(
-    "the answer cannot go on: no token that conforms to what it must conform to is allowed by the "
-    "request's other parameters, such as allowed_token_ids, bad_words and min_tokens",
-    NOTHING_ALLOWED,
-    400,
-    param="structured_outputs",
-)
-"""What one is answered with whose own grammar ends its answer."""
 _HERE_XARG: Final = "slackserve_here"
 """The name of a request whose prompt the engine computes itself."""
 
@@ -358,7 +326,7 @@ class Orchestrator:
             raise run.refuse(self.layer.failed("the engine is ending"))
         if "error" in reasons and params.structured_outputs is not None:
             # Its grammar has no token that the other parameters allow, here or on any other replica.
-            raise run.refuse(_ENDED_BY_GRAMMAR.response())
+            raise run.refuse(ENDED_BY_GRAMMAR.response())
 
     async def _go_on_after(self, run: Underway, failure: PrefillFailedError) -> None:
         """Give the run another place after a failure, or refuse it.
@@ -368,13 +336,10 @@ class Orchestrator:
         """
         run.is_begun = run.is_begun or failure.is_of_begun
         outcome = await self.placing.again(run, failure)
-        if outcome not in _NOT_REPLACED:
+        if (refusal := not_replaced(outcome, is_begun=run.is_begun)) is None:
             return
         if not run.has_left:
-            told = _NOT_REPLACED[outcome]
-            if outcome is ReplacementOutcome.NO_REPLICA and not run.is_begun:
-                told = _NOT_BEGUN
-            raise run.refuse(told.response()) from failure
+            raise run.refuse(refusal.response()) from failure
         # Decode has had it before, and can do without prefill.
         run.context = replace(run.context, local_prefill=LocalReason.LEFT.value)
 

@@ -69,8 +69,7 @@ def limit_reached(  # noqa: PLR0911 - one for each limit
     limits, recompute = rules.limits, rules.mode is PreemptionMode.RECOMPUTE
     if not step.stoppable:
         return KeepReason.NOT_STOPPABLE
-    preemptions = [member.preemptions - member.preemptions_before for member in step.members]
-    if max(preemptions, default=0) >= limits.max_preemptions:
+    if max([member.preemptions_in_chunk for member in step.members], default=0) >= limits.max_preemptions:
         return KeepReason.MAX_PREEMPTIONS
     if max([member.suspended_s for member in step.members], default=0.0) >= limits.max_suspended_s:
         return KeepReason.MAX_SUSPENDED_TIME

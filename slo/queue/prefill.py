@@ -20,7 +20,7 @@ class Prefill(msgspec.Struct, frozen=True, array_like=True):
             a step, running or suspended, has what is left of the step, since a forward pass ends for all,
             and of its prompt behind that.
         preemptions: How often it has been stopped.
-        preemptions_before: Of these, how often before its chunk began; no limit counts them.
+        preemptions_before: Of these, how often before its chunk began.
         suspended_s: Of a step that runs or is suspended, the seconds that it has been suspended in total, an
             open suspension included; 0 of what waits between two chunks, or to start.
         preempted_by: The job that it was preempted for, as long as it `must_wait` for that one.
@@ -40,6 +40,11 @@ class Prefill(msgspec.Struct, frozen=True, array_like=True):
     tier: Tier = SYSTEM
     idle_s: float = 0.0
     preemptions_before: int = 0
+
+    @property
+    def preemptions_in_chunk(self) -> int:
+        """How often it has been stopped since its chunk began; what limits count."""
+        return self.preemptions - self.preemptions_before
 
     @property
     def work_s(self) -> float:

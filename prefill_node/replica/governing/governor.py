@@ -295,7 +295,7 @@ class Governor:
         """One of a running step; warm-up, or a client that has left, has no value and is never late."""
         if member.job_id in self.ledger.accepted:
             return msgspec.structs.replace(member, remaining_s=remaining_s + member.remaining_s)
-        preemptions, suspended_s = member.preemptions - member.preemptions_before, member.suspended_s
+        preemptions, suspended_s = member.preemptions_in_chunk, member.suspended_s
         return Prefill(member.job_id, 0.0, math.inf, remaining_s, now_s, preemptions, suspended_s)
 
     def _fresh_prefill(self, job: Accepted) -> Prefill:
