@@ -1,8 +1,13 @@
 """Checks of grammars for a tokenizer of single characters."""
 
+import shutil
+from pathlib import Path
+
+import mistral_common
 import pytest
 from transformers import PreTrainedTokenizerFast
 from vllm.config import StructuredOutputsConfig
+from vllm.tokenizers.mistral import MistralTokenizer
 
 from benchmarks.harness.tiny_models import build_tiny_llama
 from decode_node.grammars.backends import Xgrammar, backend_of
@@ -36,3 +41,14 @@ async def check_by(tokenizer):
     yield make
     for check in made:
         await check.close()
+
+
+@pytest.fixture
+def mistrals(tmp_path):
+    """Gives the tokenizer of a file of Mistral's; by default one of 131,072 tokens."""
+
+    def of(file="tekken_240911.json", as_name="tekken.json"):
+        shutil.copy(Path(mistral_common.__file__).parent / "data" / file, tmp_path / as_name)
+        return MistralTokenizer.from_pretrained(str(tmp_path))
+
+    return of

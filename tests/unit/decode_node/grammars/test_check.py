@@ -1,28 +1,23 @@
 """Grammars that would keep an engine busy or eat its memory."""
 
 import asyncio
-import json
 import random
-import shutil
 import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
-import mistral_common
 import psutil
 import pytest
 from vllm.config import StructuredOutputsConfig
 from vllm.exceptions import GenerationError, VLLMServerError, VLLMValidationError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
-from vllm.tokenizers.mistral import MistralTokenizer
 
 from benchmarks.harness.tiny_models import build_tiny_llama
 from decode_node.grammars import check as grammar_check
 from decode_node.grammars import child_process
-from decode_node.grammars.backends import Xgrammar, backend_of
+from decode_node.grammars.backends import backend_of
 from decode_node.grammars.check import (
     GrammarCheck,
     GrammarLimits,
@@ -30,7 +25,6 @@ from decode_node.grammars.check import (
     TooManyGrammarsError,
 )
 from decode_node.grammars.child import CHECKED
-from deployments.config.limits import LimitsConfig
 from slo.request import TENANT_XARG
 
 GOOD = [
@@ -149,69 +143,6 @@ async def test_what_compiles_passes_and_what_does_not_is_refused_and_verdicts_ar
     assert check._child is None, "nobody was asked"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("file", "as_name"),
-    [
-        ("tekken_240911.json", "tekken.json"),
-        ("mistral_instruct_tokenizer_240323.model.v3", "tokenizer.model.v3"),
-    ],
-)
-async def test_the_limits_hold_with_a_tokenizer_of_mistrals(tmp_path, file, as_name):
-    shutil.copy(Path(mistral_common.__file__).parent / "data" / file, tmp_path / as_name)
-    mistrals = MistralTokenizer.from_pretrained(str(tmp_path))
-    check = GrammarCheck(GrammarLimits(timeout_s=0.3), Xgrammar(mistrals, mistrals.vocab_size))
-    wide = StructuredOutputsParams(regex="(.{1,400}é){1,40}")
-    try:
-        await check.check(GOOD[0])
-        with pytest.raises(VLLMValidationError, match="takes too long or too much memory"):
-            await check.check(wide)
-    finally:
-        await check.close()
-
-
-def tool_of_an_agent(number):
-    """Under a kilobyte, with what clients' schemas have."""
-    properties = {
-        "path": {"type": "string", "description": "where it is " * 20},
-        "order": {"type": "string", "enum": ["ascending", "descending", "newest", "none"]},
-        "limit": {"type": "integer", "minimum": 0, "maximum": 1000},
-        "names": {"type": "array", "items": {"type": "string"}},
-        "options": {
-            "type": "object",
-            "properties": {"recursive": {"type": "boolean"}, "depth": {"type": ["integer", "null"]}},
-            "required": ["recursive", "depth"],
-            "additionalProperties": False,
-        },
-    }
-    parameters = {"type": "object", "properties": properties, "required": [*properties]}
-    return {"name": f"tool_{number}", "parameters": {**parameters, "additionalProperties": False}}
-
-
-@pytest.mark.slow
-async def test_an_agents_tools_are_within_the_limits_by_default(tmp_path):
-    """One of thirty must be called: 26 KB of schemas, and a vocabulary of 131,072 tokens."""
-    tools = [tool_of_an_agent(number) for number in range(30)]
-    assert len(json.dumps(tools)) < LimitsConfig().max_grammar_bytes
-    names = (
-        {"properties": {"name": {"const": tool["name"]}, "parameters": tool["parameters"]}} for tool in tools
-    )
-    calls = [{"type": "object", "required": ["name", "parameters"], **each} for each in names]
-    schema = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
-    data = Path(mistral_common.__file__).parent / "data"
-    shutil.copy(data / "tekken_240911.json", tmp_path / "tekken.json")
-    mistrals = MistralTokenizer.from_pretrained(str(tmp_path))
-    check = GrammarCheck(GrammarLimits(), Xgrammar(mistrals, mistrals.vocab_size))
-    try:
-        await check.check(StructuredOutputsParams(json=json.dumps(schema)))
-    finally:
-        await check.close()
-
-
-def test_the_limit_of_time_is_what_the_configuration_says():
-    assert GrammarLimits().timeout_s == LimitsConfig().grammar_timeout_s
-
-
 @pytest.mark.parametrize("name", CHECKED)
 async def test_where_the_vocabulary_cannot_be_read_grammars_are_refused(name):
     check = GrammarCheck(GrammarLimits(), backend_of(StructuredOutputsConfig(backend=name), object(), 100))
@@ -287,11 +218,8 @@ async def test_any_object_is_refused_of_a_backend_that_does_not_know_it(check_by
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["guidance", "outlines"])
-async def test_every_backend_reads_the_vocabulary_of_mistrals(check_by, tmp_path, name):
-    shutil.copy(
-        Path(mistral_common.__file__).parent / "data" / "tekken_240911.json", tmp_path / "tekken.json"
-    )
-    check = check_by(name, MistralTokenizer.from_pretrained(str(tmp_path)), GrammarLimits(timeout_s=5))
+async def test_every_backend_reads_the_vocabulary_of_mistrals(check_by, mistrals, name):
+    check = check_by(name, mistrals(), GrammarLimits(timeout_s=5))
     for params in good(name) + UNTOLD[name]:
         await check.check(params)
 

@@ -1,23 +1,15 @@
 """What one request may ask for."""
 
-import json
-
 import pytest
-from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
+from bodies import LIMITS, TOOL, chat, completion
 
 from decode_node.rendering import LocalReason, has_media, render
 from deployments.config.limits import LimitsConfig
 from deployments.http.body import asks
 from deployments.http.body.prompt_size import refuse_too_long
-from deployments.http.body.reading import parse
 from deployments.http.placing.prefix_hashes import prefix_hashes
 from slo.admission.tenants import ANONYMOUS, Tenant, cache_salt, server_secret
 from slo.errors import FieldError
-
-LIMITS = LimitsConfig(max_output_tokens=100, max_grammar_bytes=300)
-MESSAGES = [{"role": "user", "content": "12345"}]
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "title": "x" * 300}}}
-
 
 DESCRIBED = {
     "type": "function",
@@ -36,17 +28,6 @@ def chosen(name):
 
 def repetition(longest, times):
     return {"max_pattern_size": longest, "min_count": times}
-
-
-def completion(**fields):
-    return parse(json.dumps({"model": "m", "prompt": "hi", **fields}).encode(), CompletionRequest, LIMITS)
-
-
-def chat(**fields):
-    body = {"model": "m", "messages": MESSAGES, **fields}
-    made = parse(json.dumps(body).encode(), ChatCompletionRequest, LIMITS)
-    asks.materialise(made)
-    return made
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,11 @@
 """How large a prompt is, before anybody has made tokens of it."""
 
-import json
-
 import pytest
-from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
+from bodies import MESSAGES, TOOL, chat, completion
 
-from deployments.config.limits import LimitsConfig
-from deployments.http.body import asks
 from deployments.http.body.prompt_size import prompt_size, refuse_too_long
-from deployments.http.body.reading import parse
 from deployments.http.errors import HTTPError
 from slo.errors import FieldError
-
-LIMITS = LimitsConfig(max_grammar_bytes=300)
-MESSAGES = [{"role": "user", "content": "12345"}]
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "title": "x" * 300}}}
-
-
-def completion(**fields):
-    return parse(json.dumps({"model": "m", "prompt": "hi", **fields}).encode(), CompletionRequest, LIMITS)
-
-
-def chat(**fields):
-    body = {"model": "m", "messages": MESSAGES, **fields}
-    made = parse(json.dumps(body).encode(), ChatCompletionRequest, LIMITS)
-    asks.materialise(made)
-    return made
 
 
 def test_everything_that_a_template_renders_counts():
