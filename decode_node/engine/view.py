@@ -207,4 +207,5 @@ class StreamView:
             token_s = account.left_out_s
         credit_s = account.credit_s(request.num_output_tokens, now_s)
         context = request.num_computed_tokens or request.num_tokens
-        return Paced(request.request_id, context, account.tpot_s, credit_s, token_s)
+        rank = self._tiers.rank(account.tier)
+        return Paced(request.request_id, context, account.tpot_s, credit_s, token_s, rank)

@@ -6,12 +6,12 @@ Owns whom a step leaves out, for how long, and when a newcomer would slow the ot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from slo.decode.step_time import StepShape, StepTimes
 
-ROWS: Final = (4, 8, 16)
+ROWS: Final = (4, 8, 16, 32)
 """Steps in a row that a stream may be left out of: as few as make moving it out and back cheap."""
 MOST_IN_A_ROW: Final = ROWS[-1]
 MOVING: Final = 0.2
@@ -27,7 +27,8 @@ MARGIN: Final = 0.9
 CATCH_UP: Final = 20
 """A stream that is late wants each step to be shorter by this part of its lateness."""
 CUSHION: Final = 3.0
-"""A stream is in danger that is ahead by less than it loses in so many steps with everybody."""
+"""A stream is in danger that is ahead by less than it loses in so many steps with everybody, and by less than
+its objective: an answer may end with any step."""
 
 _STALL: Final = 0.5
 """Part of the tightest TPOT objective that computing a sequence again may add to a step."""
@@ -54,6 +55,7 @@ class Paced(NamedTuple):
         tpot_s: Its objective; None for none.
         credit_s: By how much it is ahead of it; infinite without one.
         token_s: When it has got its latest token.
+        rank: Of its tier.
     """
 
     request_id: str
@@ -61,6 +63,23 @@ class Paced(NamedTuple):
     tpot_s: float | None = None
     credit_s: float = float("inf")
     token_s: float = 0.0
+    rank: int = 0
+
+
+class _Need(NamedTuple):
+    """What streams in danger need of a row.
+
+    Attributes:
+        streams: They.
+        pace_s: What its steps may take on average.
+        is_in_reach: Whether steps with nobody else would keep their objectives.
+        yields_below: Streams of lower ranks are left out even if they are late by it.
+    """
+
+    streams: frozenset[str]
+    pace_s: float
+    is_in_reach: bool
+    yields_below: int
 
 
 class _Row(NamedTuple):
@@ -70,18 +89,40 @@ class _Row(NamedTuple):
         steps: Those that leave streams out.
         left_out: Whom.
         saves_s: By how much all of them together are shorter than with everybody.
+        wanted_s: By how much they are meant to be.
         moves_s: What moving the streams costs, which `saves_s` has paid already.
+        need: Whose.
     """
 
     steps: int
     left_out: frozenset[str]
     saves_s: float
+    wanted_s: float
     moves_s: float
+    need: _Need
 
     @property
     def is_cheap(self) -> bool:
         """Whether moving the streams is a small part of what is saved."""
         return bool(self.left_out) and self.moves_s <= MOVING * (self.saves_s + self.moves_s)
+
+    @property
+    def suffices(self) -> bool:
+        """Whether it is cheap and keeps the pace."""
+        return self.is_cheap and self.saves_s >= self.wanted_s
+
+    @property
+    def saves_per_step_s(self) -> float:
+        """On average."""
+        return self.saves_s / (self.steps + 1)
+
+    def is_better_than(self, other: _Row) -> bool:
+        """Whether it saves more, of two that do not suffice.
+
+        Where nothing keeps the pace, nobody waits longer for it than makes moving them cheap.
+        """
+        saves_more = self.saves_per_step_s > other.saves_per_step_s
+        return saves_more and (self.need.is_in_reach or not other.is_cheap)
 
 
 class Composer:
@@ -95,18 +136,18 @@ class Composer:
     answers are short, and at its objective it would stay late. One that is too late for that wants no more
     than its objective.
 
+    Streams that have time are left out first. Where that does not do, those of the highest rank in danger
+    keep their pace, and streams of lower ranks that have no time are left out too, the latest first: so fewer
+    of them are late.
+
     Args:
         times: How long its steps take.
     """
 
     def __init__(self, times: StepTimes) -> None:
         self._times = times
-        self._row = 0
+        self._row: _Row | None = None
         self._left_out: frozenset[str] = frozenset()
-        self._for: frozenset[str] = frozenset()
-        """Whom the row is for."""
-        self._pace_s = 0.0
-        """What they want."""
         self._steps = 0
         """With somebody left out, since the latest with everybody."""
 
@@ -119,14 +160,20 @@ class Composer:
             prompt_tokens: What else the step computes.
         """
         full_s = self._times.predict_s(_shape(streams, prompt_tokens))
-        if 0 < self._steps < self._row and self._helps(streams, full_s):
-            kept = [one.request_id for one in streams if _may_wait(one, now_s, 2 * full_s)]
+        row = self._row
+        if row is not None and self._steps < row.steps and _helps(streams, row.need, full_s):
+            below = row.need.yields_below
+            kept = [one.request_id for one in streams if _may_wait(one, now_s, 2 * full_s, below)]
             self._left_out = self._left_out.intersection(kept)
-        elif self._steps or not self._times.is_known:
+        elif row is not None or not self._times.is_known:
             self._left_out = frozenset()
         else:
-            self._left_out = self._choose(streams, now_s, prompt_tokens)
-        self._steps = self._steps + 1 if self._left_out else 0
+            self._row = self._choose(streams, now_s, full_s)
+            self._left_out = self._row.left_out if self._row else frozenset()
+        if not self._left_out:
+            self._row, self._steps = None, 0
+        else:
+            self._steps += 1
         return self._left_out
 
     def admits(
@@ -207,38 +254,52 @@ class Composer:
                 wanted.append(quicker_s if quicker_s >= shortest_s else MARGIN * tpot_s)
         return min(wanted, default=None)
 
-    def _helps(self, streams: Sequence[Paced], full_s: float) -> bool:
-        """Whether steps with everybody would be too long for anybody, or for those whom the row is for."""
-        return any(
-            one.tpot_s is not None
-            and (one.tpot_s < full_s or (one.request_id in self._for and self._pace_s < full_s))
-            for one in streams
-        )
-
-    def _choose(self, streams: Sequence[Paced], now_s: float, prompt_tokens: int) -> frozenset[str]:
-        full_s = self._times.predict_s(_shape(streams, prompt_tokens))
-        in_danger = [one for one in streams if _is_in_danger(one, full_s)]
-        pace_s = self._wanted_s(in_danger)
-        if pace_s is None:
-            return frozenset()
-        tight = {one.request_id for one in in_danger}
-        others = [one for one in streams if one.request_id not in tight]
-        others.sort(key=lambda one: -one.context)
-        chosen = _Row(0, frozenset(), 0.0, 0.0)
-        for steps in ROWS:
-            may_wait = [one for one in others if _may_wait(one, now_s, (steps + 1) * full_s)]
-            row = self._planned(steps, may_wait, full_s, pace_s)
-            keeps_pace = row.saves_s >= (steps + 1) * (full_s - pace_s)
-            if not chosen.is_cheap or (row.is_cheap and keeps_pace):
-                chosen = row
-            if row.is_cheap and keeps_pace:
+    def _choose(self, streams: Sequence[Paced], now_s: float, full_s: float) -> _Row | None:
+        """The shortest row that does, or else the one that saves most; None where none is worth it."""
+        best: _Row | None = None
+        for need in self._needs(streams, full_s):
+            for row in self._rows(streams, need, now_s, full_s):
+                if best is None or row.suffices or row.is_better_than(best):
+                    best = row
+                if row.suffices:
+                    break
+            if best and best.suffices:
                 break
-        self._row, self._for, self._pace_s = chosen.steps, frozenset(tight), pace_s
-        return chosen.left_out if chosen.saves_s >= WORTH * (chosen.steps + 1) * full_s else frozenset()
+        return best if best and best.saves_per_step_s >= WORTH * full_s else None
 
-    def _planned(self, steps: int, others: Sequence[Paced], full_s: float, pace_s: float) -> _Row:
+    def _needs(self, streams: Sequence[Paced], full_s: float) -> Iterator[_Need]:
+        """What all in danger need, for whom those with time wait; then what the highest rank of them does."""
+        in_danger = [one for one in streams if _is_in_danger(one, full_s)]
+        in_reach = [one.rank for one in in_danger if self._in_reach(one) is not None]
+        if not in_reach:
+            return
+        yields_below = min([one.rank for one in streams])
+        for rank in dict.fromkeys((yields_below, max(in_reach))):
+            tight = [one for one in in_danger if one.rank >= rank]
+            if (pace_s := self._wanted_s(tight)) is not None and pace_s < full_s:
+                alone_s = self._times.predict_s(_shape(tight, 0))
+                names = frozenset([one.request_id for one in tight])
+                yield _Need(names, pace_s, alone_s * MARGIN <= pace_s, rank)
+
+    def _rows(self, streams: Sequence[Paced], need: _Need, now_s: float, full_s: float) -> Iterator[_Row]:
+        """Rows of all lengths."""
+        others = [one for one in streams if one.request_id not in need.streams]
+        others.sort(key=lambda one: (one.rank, -one.context))
+        for steps in ROWS:
+            for_s = (steps + 1) * full_s
+            others = [one for one in others if _bears_gap(one, now_s, for_s)]
+            have_time, late = [], []
+            for one in others:
+                if _has_time(one, for_s):
+                    have_time.append(one)
+                elif one.rank < need.yields_below:
+                    late.append(one)
+            late.sort(key=lambda one: (one.rank, one.credit_s))
+            yield self._planned(steps, [*have_time, *late], full_s, need)
+
+    def _planned(self, steps: int, others: Sequence[Paced], full_s: float, need: _Need) -> _Row:
         """A row of so many steps: the fewest of the `others` left out with which it keeps the pace."""
-        wanted_s = (steps + 1) * (full_s - pace_s)
+        wanted_s = (steps + 1) * max(full_s - need.pace_s, WORTH * full_s)
         saved_s, chosen = 0.0, []
         for one in others:
             saves_s = steps * self._own_s(one.context) - 2 * self._times.moved_s
@@ -246,22 +307,40 @@ class Composer:
                 break
             chosen.append(one.request_id)
             saved_s += saves_s
-        return _Row(steps, frozenset(chosen), saved_s, 2 * self._times.moved_s * len(chosen))
+        moves_s = 2 * self._times.moved_s * len(chosen)
+        return _Row(steps, frozenset(chosen), saved_s, wanted_s, moves_s, need)
 
 
 def _is_in_danger(stream: Paced, full_s: float) -> bool:
     """Whether a stream would soon be late, if it is not already, were all steps with everybody."""
     if stream.tpot_s is None:
         return False
-    loses_s = full_s - stream.tpot_s
-    return stream.credit_s < (CUSHION * loses_s if loses_s > 0 else loses_s)
+    loses_s = full_s - MARGIN * stream.tpot_s
+    return stream.credit_s < (CUSHION * loses_s + stream.tpot_s if loses_s > 0 else loses_s)
 
 
-def _may_wait(stream: Paced, now_s: float, for_s: float) -> bool:
-    """Whether a stream can do without a token for so long."""
-    if now_s + for_s - stream.token_s > MAX_GAP_S:
-        return False
+def _helps(streams: Sequence[Paced], need: _Need, full_s: float) -> bool:
+    """Whether steps with everybody would be too long for anybody, or for those whom a row is for."""
+    return any(
+        one.tpot_s is not None
+        and (MARGIN * one.tpot_s < full_s or (one.request_id in need.streams and need.pace_s < full_s))
+        for one in streams
+    )
+
+
+def _has_time(stream: Paced, for_s: float) -> bool:
+    """Whether a stream is in time behind a wait of so long."""
     return stream.tpot_s is None or stream.credit_s > for_s
+
+
+def _bears_gap(stream: Paced, now_s: float, for_s: float) -> bool:
+    """Whether a stream's next token comes soon enough behind a wait of so long."""
+    return now_s + for_s - stream.token_s <= MAX_GAP_S
+
+
+def _may_wait(stream: Paced, now_s: float, for_s: float, yields_below: int) -> bool:
+    """Whether a stream can do without a token for so long, or has to."""
+    return _bears_gap(stream, now_s, for_s) and (stream.rank < yields_below or _has_time(stream, for_s))
 
 
 def _shape(streams: Sequence[Paced], prompt_tokens: int) -> StepShape:

@@ -19,8 +19,9 @@ def times(fixed_s=0.005, stream_s=0.001, context_s=0.0, moved_s=0.0):
 class Streams:
     """Streams that never end, on one engine."""
 
-    def __init__(self, objectives, model, context=100):
+    def __init__(self, objectives, model, context=100, ranks=None):
         self.objectives, self.model, self.context = objectives, model, context
+        self.ranks = ranks or {}
         self.composer = Composer(model)
         self.tokens = dict.fromkeys(objectives, 0)
         self.token_s = dict.fromkeys(objectives, 0.0)
@@ -37,6 +38,7 @@ class Streams:
                 tpot_s,
                 float("inf") if tpot_s is None else self.tokens[name] * tpot_s - self.now_s,
                 self.token_s[name],
+                next((rank for tier, rank in self.ranks.items() if name.startswith(tier)), 0),
             )
             for name, tpot_s in self.objectives.items()
         ]
@@ -90,6 +92,42 @@ def test_where_no_row_keeps_the_pace_the_others_do_not_starve_for_it():
     streams = Streams(mixed, times()).run(500)
     assert 0.018 < streams.tpot_s("urgent0") < streams.model.predict_s(StepShape(34, 0))
     assert min(streams.tokens.values()) >= 500 // (ROWS[0] + 1)
+
+
+def test_where_those_that_have_time_do_not_suffice_lower_ranks_lose_theirs():
+    """All 16 would need steps of 18 ms and take 21; those of the higher rank alone take 9."""
+    mixed = {f"urgent{i}": 0.018 for i in range(4)} | {f"usual{i}": 0.018 for i in range(12)}
+    alike = Streams(mixed, times()).run(500)
+    assert min(alike.tpot_s(name) for name in mixed) > 0.018
+    ranked = Streams(mixed, times(), ranks={"urgent": 1}).run(500)
+    assert max(ranked.tpot_s(f"urgent{i}") for i in range(4)) <= 0.018
+    assert sum(ranked.tpot_s(name) <= 0.018 for name in mixed) > 4, "not all of them are late by it"
+    assert ranked.gap_s <= MAX_GAP_S
+
+
+def test_lower_ranks_keep_their_pace_where_others_have_time():
+    mixed = {f"urgent{i}": 0.018 for i in range(4)} | {f"usual{i}": 0.040 for i in range(2)}
+    mixed |= {f"free{i}": None for i in range(12)}
+    streams = Streams(mixed, times(), ranks={"urgent": 2, "usual": 1}).run(500)
+    assert all(streams.tpot_s(name) <= tpot_s for name, tpot_s in mixed.items() if tpot_s)
+
+
+@pytest.mark.parametrize("tokens", [10, 20, 40, 80, 160, 320])
+def test_an_answer_that_ends_with_any_step_is_in_time(tokens):
+    """A step with everybody takes 5 % longer than the objective."""
+    mixed = {f"urgent{i}": 0.020 for i in range(4)} | {f"free{i}": None for i in range(12)}
+    streams = Streams(mixed, times())
+    for _ in range(tokens):
+        streams.step()
+        if streams.tokens["urgent0"] >= 10:
+            assert streams.tpot_s("urgent0") <= 0.020
+
+
+def test_where_no_row_keeps_the_pace_the_one_that_comes_closest_is_taken():
+    """Rows of four take 3.9 ms on average, those of 32 3.2; 3.13 are wanted, and 3.48 keep the objective."""
+    model = times(fixed_s=0.003, stream_s=0.0001)
+    streams = Streams({"urgent": 0.00348} | {f"free{i}": None for i in range(40)}, model).run(1000)
+    assert streams.tpot_s("urgent") <= 0.00348
 
 
 def test_a_short_row_stays_where_longer_ones_are_dear():
@@ -231,12 +269,12 @@ def test_rows_are_so_long_that_moving_streams_pays(moved_s):
     mixed = {f"urgent{i}": 0.018 for i in range(4)} | {f"free{i}": None for i in range(12)}
     streams = Streams(mixed, times(moved_s=moved_s)).run(1000)
     assert streams.tpot_s("urgent0") <= 0.018
-    assert streams.in_a_row == {0.0: ROWS[0], 0.0002: ROWS[0], 0.001: ROWS[2], 0.003: ROWS[2]}[moved_s]
+    assert streams.in_a_row == {0.0: ROWS[0], 0.0002: ROWS[0], 0.001: ROWS[2], 0.003: ROWS[3]}[moved_s]
 
 
 def test_nobody_is_moved_for_more_than_it_saves():
     mixed = {f"urgent{i}": 0.018 for i in range(4)} | {f"free{i}": None for i in range(12)}
-    assert set(Streams(mixed, times(moved_s=0.009)).run(50).sets) == {frozenset()}
+    assert set(Streams(mixed, times(moved_s=0.016)).run(50).sets) == {frozenset()}
 
 
 def test_a_row_ends_with_those_that_it_was_for():
