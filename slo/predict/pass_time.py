@@ -7,6 +7,7 @@ line above it. The model of a pass is `slo.predict.prefill_time`'s.
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,6 +28,11 @@ _SIGMAS: Final = 2.0
 _MAD_TO_SIGMA: Final = 1.4826
 _ANCHOR: Final = 0.3
 """What a measurement of the warm-up counts, of a pass: passes of one length change little for others."""
+_CHANGED: Final = 6
+"""A replica has become slower or quicker when so many passes in a row were."""
+_CHANGED_BY: Final = 1.2
+"""The factor that each of them was off by at least, where those before them that are as long were not."""
+_AS_LONG: Final = 1.25
 _TOGETHER: Final = 0.25
 """How much it counts, of a pass that is all fixed, that both parts are off by the same factor: in long passes
 the fixed part does not show."""
@@ -47,8 +53,11 @@ class LearnedPasses:
         self.predictor = prior
         self._prior = prior
         self._linear = replace(prior, floor_s=0.0) if prior.floor_s > 0 else replace(prior, fixed_s=0.0)
-        self._anchors = [(self._linear.prefill_s(tokens), prior.prefill_s(tokens)) for tokens in anchors]
+        self._lengths = tuple(anchors)
+        self._anchors = self._at_lengths(1.0)
         self._passes: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)
+        self._off: deque[float] = deque(maxlen=REMEMBERED)
+        """By what factor each of them took longer than was predicted then."""
         self._seen = 0
 
     def add(self, tokens: int, pairs: float, seconds: float) -> None:
@@ -56,9 +65,42 @@ class LearnedPasses:
         if tokens <= 0 or seconds < _LEAST_S:
             return
         self._passes.append((self._linear.pass_s(tokens, pairs), seconds))
+        self._off.append(seconds / max(_LEAST_S, self.predictor.pass_s(tokens, pairs)))
         self._seen += 1
-        if self._seen <= _EACH_UNTIL or self._seen % _EVERY == 0:
+        if has_changed := self._has_changed():
+            self._forget_others()
+        if has_changed or self._seen <= _EACH_UNTIL or self._seen % _EVERY == 0:
             self._learn()
+
+    def _has_changed(self) -> bool:
+        """Whether the latest passes say that the replica has become slower, or quicker."""
+        passes, off = [*self._passes], [*self._off]
+        latest = off[-_CHANGED:]
+        if min(latest) <= _CHANGED_BY and max(latest) >= 1 / _CHANGED_BY:
+            return False
+        lines = [line_s for line_s, _ in passes[-_CHANGED:]]
+        shortest_s, longest_s = min(lines) / _AS_LONG, max(lines) * _AS_LONG
+        before = [
+            factor
+            for (line_s, _), factor in zip(passes[:-_CHANGED], off[:-_CHANGED], strict=True)
+            if shortest_s <= line_s <= longest_s
+        ]
+        return bool(before) and 1 / _CHANGED_BY < statistics.median(before) < _CHANGED_BY
+
+    def _forget_others(self) -> None:
+        """Forget passes before the latest ones; of what was learned from them the shape stays."""
+        latest = [*self._off][-_CHANGED:]
+        self._anchors = self._at_lengths(statistics.median(latest))
+        self._passes = deque([*self._passes][-_CHANGED:], maxlen=REMEMBERED)
+        self._off = deque([1.0] * _CHANGED, maxlen=REMEMBERED)  # they are learned from next
+        self._seen = _CHANGED
+
+    def _at_lengths(self, factor: float) -> list[tuple[float, float]]:
+        """What prompts of the lengths of the warm-up would take, if all took so many times as long."""
+        return [
+            (self._linear.prefill_s(tokens), factor * self.predictor.prefill_s(tokens))
+            for tokens in self._lengths
+        ]
 
     def _learn(self) -> None:
         """Least squares of relative errors; passes that were held up count the less the more they were."""

@@ -71,6 +71,27 @@ def test_a_replica_that_has_become_slower_is_followed():
     assert off(times.predictor, 700, TRUTH.times(1.5)) < 0.03
 
 
+@pytest.mark.parametrize("factor", [0.4, 0.7, 1.4, 2.5])
+def test_a_replica_that_has_changed_is_followed_within_a_few_passes(factor):
+    """Those from before count no more."""
+    times, changed = LearnedPasses(WARM_UP, ANCHORS), TRUTH.times(factor)
+    for measured in (*run(100, (64, 700, 2000), 0.05), *run(10, (64, 700), 0.05, truth=changed)):
+        times.add(*measured)
+    assert max(off(times.predictor, tokens, changed) for tokens in (64, 700)) < 0.06
+    assert off(times.predictor, 2000, changed) < 0.1, "those of other lengths have changed alike"
+
+
+def test_passes_of_one_length_that_fit_badly_do_not_spoil_the_others_for_long():
+    """As the chunks of a long prompt, all of one length that takes a third longer than the line says."""
+    times, odd = LearnedPasses(WARM_UP, ANCHORS), TRUTH.times(1.35)
+    for _ in range(4):
+        for measured in (*run(30, (64, 700, 2000), 0.03), *run(8, (512,), truth=odd)):
+            times.add(*measured)
+    for measured in run(12, (64, 700, 2000), 0.03, seed=2):
+        times.add(*measured)
+    assert max(off(times.predictor, tokens) for tokens in (64, 700, 2000)) < 0.12
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 5000), st.floats(0, 1e7), st.floats(0, 100, allow_subnormal=False)),
