@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
+from slo.predict.speed_change import SpeedChange
+
 _UNITS: Final = (1.0, 16.0, 4096.0, 128.0, 8.0)
 """Sizes of the five quantities that make them alike."""
 _KEEP: Final = 0.998
@@ -23,6 +25,9 @@ _SINGULAR: Final = 1e-15
 _TYPICAL_S: Final = 0.01
 """A step that takes so long has the weight 1."""
 _SHORTEST_S: Final = 1e-6
+_CHANGED: Final = 12
+"""So many steps in a row say that an engine has become slower or quicker."""
+_COMPARED: Final = 128
 
 
 class StepShape(NamedTuple):
@@ -62,6 +67,7 @@ class StepTimes:
         self._products = [[0.0] * len(_UNITS) for _ in _UNITS]
         self._times = [0.0] * len(_UNITS)
         self._steps = 0
+        self._speed = SpeedChange(_CHANGED, _COMPARED)
 
     @property
     def is_known(self) -> bool:
@@ -83,6 +89,10 @@ class StepTimes:
         """A step has ended."""
         expected_s = max(self.predict_s(shape) if self.is_known else seconds, _SHORTEST_S)
         seconds = min(seconds, _HICCUP * expected_s)
+        changed = None if shape.prompt_tokens else self._speed.observe(shape.streams, seconds / expected_s)
+        if changed is not None:
+            self._times = [changed * value for value in self._times]
+            expected_s *= changed
         weight = _TYPICAL_S / math.sqrt(max(seconds, _SHORTEST_S) * expected_s)
         row = [weight, *[weight * value / unit for value, unit in zip(shape, _UNITS[1:], strict=True)]]
         for i in range(len(_UNITS)):
@@ -91,7 +101,7 @@ class StepTimes:
             for j in range(len(_UNITS)):
                 products[j] = _KEEP * products[j] + x * row[j]
         self._steps += 1
-        if self._steps <= 2 * _FEW or self._steps % _SOLVE_EVERY == 0:
+        if changed is not None or self._steps <= 2 * _FEW or self._steps % _SOLVE_EVERY == 0:
             self._learn()
 
     def _learn(self) -> None:

@@ -7,7 +7,6 @@ line above it. The model of a pass is `slo.predict.prefill_time`'s.
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from slo.predict.prefill_time import PrefillPredictor
+from slo.predict.speed_change import SpeedChange
 
 REMEMBERED: Final = 64
 """Latest passes that count."""
@@ -29,10 +29,7 @@ _MAD_TO_SIGMA: Final = 1.4826
 _ANCHOR: Final = 0.3
 """What a measurement of the warm-up counts, of a pass: passes of one length change little for others."""
 _CHANGED: Final = 6
-"""A replica has become slower or quicker when so many passes in a row were."""
-_CHANGED_BY: Final = 1.2
-"""The factor that each of them was off by at least, where those before them that are as long were not."""
-_AS_LONG: Final = 1.25
+"""So many passes in a row say that a replica has become slower or quicker."""
 _TOGETHER: Final = 0.25
 """How much it counts, of a pass that is all fixed, that both parts are off by the same factor: in long passes
 the fixed part does not show."""
@@ -56,43 +53,27 @@ class LearnedPasses:
         self._lengths = tuple(anchors)
         self._anchors = self._at_lengths(1.0)
         self._passes: deque[tuple[float, float]] = deque(maxlen=REMEMBERED)
-        self._off: deque[float] = deque(maxlen=REMEMBERED)
-        """By what factor each of them took longer than was predicted then."""
+        self._speed = SpeedChange(_CHANGED, REMEMBERED)
         self._seen = 0
 
     def add(self, tokens: int, pairs: float, seconds: float) -> None:
         """A pass was measured."""
         if tokens <= 0 or seconds < _LEAST_S:
             return
-        self._passes.append((self._linear.pass_s(tokens, pairs), seconds))
-        self._off.append(seconds / max(_LEAST_S, self.predictor.pass_s(tokens, pairs)))
+        line_s = self._linear.pass_s(tokens, pairs)
+        self._passes.append((line_s, seconds))
         self._seen += 1
-        if has_changed := self._has_changed():
-            self._forget_others()
-        if has_changed or self._seen <= _EACH_UNTIL or self._seen % _EVERY == 0:
+        predicted_s = max(_LEAST_S, self.predictor.pass_s(tokens, pairs))
+        changed = self._speed.observe(line_s, seconds / predicted_s)
+        if changed is not None:
+            self._forget_others(changed)
+        if changed is not None or self._seen <= _EACH_UNTIL or self._seen % _EVERY == 0:
             self._learn()
 
-    def _has_changed(self) -> bool:
-        """Whether the latest passes say that the replica has become slower, or quicker."""
-        passes, off = [*self._passes], [*self._off]
-        latest = off[-_CHANGED:]
-        if min(latest) <= _CHANGED_BY and max(latest) >= 1 / _CHANGED_BY:
-            return False
-        lines = [line_s for line_s, _ in passes[-_CHANGED:]]
-        shortest_s, longest_s = min(lines) / _AS_LONG, max(lines) * _AS_LONG
-        before = [
-            factor
-            for (line_s, _), factor in zip(passes[:-_CHANGED], off[:-_CHANGED], strict=True)
-            if shortest_s <= line_s <= longest_s
-        ]
-        return bool(before) and 1 / _CHANGED_BY < statistics.median(before) < _CHANGED_BY
-
-    def _forget_others(self) -> None:
-        """Forget passes before the latest ones; of what was learned from them the shape stays."""
-        latest = [*self._off][-_CHANGED:]
-        self._anchors = self._at_lengths(statistics.median(latest))
+    def _forget_others(self, factor: float) -> None:
+        """All takes so many times as long; of what passes before the latest ones said, the shape stays."""
+        self._anchors = self._at_lengths(factor)
         self._passes = deque([*self._passes][-_CHANGED:], maxlen=REMEMBERED)
-        self._off = deque([1.0] * _CHANGED, maxlen=REMEMBERED)  # they are learned from next
         self._seen = _CHANGED
 
     def _at_lengths(self, factor: float) -> list[tuple[float, float]]:

@@ -84,3 +84,22 @@ def test_it_follows_a_machine_that_gets_slower():
         times.observe(shape, 2 * seconds(shape))
     for shape in shapes(50, seed=9):
         assert times.predict_s(shape) == pytest.approx(2 * seconds(shape), rel=0.05)
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.75, 1.4, 2.5])
+def test_an_engine_that_has_changed_is_followed_within_a_few_steps(factor):
+    """A second or two of steps, of which each fourth is timed; prompts take so many times as long, too."""
+    times, rng = learned(shapes(600)), random.Random(5)
+    for shape in shapes(20, prompts=False, seed=3):
+        times.observe(shape, factor * seconds(shape) * (1 + rng.uniform(-0.1, 0.1)))
+    for shape in shapes(50, seed=9):
+        assert times.predict_s(shape) == pytest.approx(factor * seconds(shape), rel=0.1)
+
+
+def test_prompts_that_take_longer_say_nothing_of_streams():
+    times = learned(shapes(600))
+    for number in range(40):
+        shape = StepShape(20, 20_000, 512)
+        times.observe(shape, seconds(shape) + (0.05 if number % 2 else 0.06))
+    without = StepShape(20, 20_000)
+    assert times.predict_s(without) == pytest.approx(seconds(without), rel=0.15)
