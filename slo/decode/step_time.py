@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
-from slo.predict.speed_change import SpeedChange
-
 _UNITS: Final = (1.0, 16.0, 4096.0, 128.0, 8.0)
 """Sizes of the five quantities that make them alike."""
 _KEEP: Final = 0.998
@@ -25,9 +23,10 @@ _SINGULAR: Final = 1e-15
 _TYPICAL_S: Final = 0.01
 """A step that takes so long has the weight 1."""
 _SHORTEST_S: Final = 1e-6
-_CHANGED: Final = 12
-"""So many steps in a row say that an engine has become slower or quicker."""
-_COMPARED: Final = 128
+_FOLLOWS: Final = 1 / 8
+"""Part of what a step was off by, as a logarithm, that counts for all steps at once."""
+_AT_MOST: Final = 0.3
+"""As far as this it does; a single step may be held up."""
 
 
 class StepShape(NamedTuple):
@@ -54,6 +53,9 @@ class StepTimes:
     mean of what a step took and what was predicted: to what it took alone, long ones would count too little
     and all predictions be low; to what was predicted, they would count too much while that is wrong.
 
+    A machine that others share is slower for some seconds and quicker for others; by how much the latest steps
+    without prompts say it is, all five are scaled.
+
     Attributes:
         fixed_s: Of any step.
         stream_s: For each stream.
@@ -67,7 +69,10 @@ class StepTimes:
         self._products = [[0.0] * len(_UNITS) for _ in _UNITS]
         self._times = [0.0] * len(_UNITS)
         self._steps = 0
-        self._speed = SpeedChange(_CHANGED, _COMPARED)
+        self._learned = (0.0,) * len(_UNITS)
+        """The five numbers, as the many steps say."""
+        self._drift = 0.0
+        """By what factor the latest took longer than these say, as a logarithm."""
 
     @property
     def is_known(self) -> bool:
@@ -89,10 +94,9 @@ class StepTimes:
         """A step has ended."""
         expected_s = max(self.predict_s(shape) if self.is_known else seconds, _SHORTEST_S)
         seconds = min(seconds, _HICCUP * expected_s)
-        changed = None if shape.prompt_tokens else self._speed.observe(shape.streams, seconds / expected_s)
-        if changed is not None:
-            self._times = [changed * value for value in self._times]
-            expected_s *= changed
+        if not shape.prompt_tokens:
+            off = math.log(max(seconds, _SHORTEST_S) / expected_s)
+            self._drift += _FOLLOWS * min(max(off, -_AT_MOST), _AT_MOST)
         weight = _TYPICAL_S / math.sqrt(max(seconds, _SHORTEST_S) * expected_s)
         row = [weight, *[weight * value / unit for value, unit in zip(shape, _UNITS[1:], strict=True)]]
         for i in range(len(_UNITS)):
@@ -101,13 +105,16 @@ class StepTimes:
             for j in range(len(_UNITS)):
                 products[j] = _KEEP * products[j] + x * row[j]
         self._steps += 1
-        if changed is not None or self._steps <= 2 * _FEW or self._steps % _SOLVE_EVERY == 0:
+        if self._steps <= 2 * _FEW or self._steps % _SOLVE_EVERY == 0:
             self._learn()
+        scale = math.exp(self._drift)
+        self.fixed_s, self.stream_s, self.context_s, self._prompt_s, self.moved_s = (
+            scale * value for value in self._learned
+        )
 
     def _learn(self) -> None:
         """Solve for what is not negative; what was not seen of late stays near what it was."""
-        before = (self.fixed_s, self.stream_s, self.context_s, self._prompt_s, self.moved_s)
-        prior = [value * unit for value, unit in zip(before, _UNITS, strict=True)]
+        prior = [value * unit for value, unit in zip(self._learned, _UNITS, strict=True)]
         kept = [*range(len(_UNITS))]
         solved = [0.0] * len(_UNITS)
         while kept:
@@ -118,9 +125,7 @@ class StepTimes:
                     solved[index] = value
                 break
             kept.pop(found.index(min(found)))
-        self.fixed_s, self.stream_s, self.context_s, self._prompt_s, self.moved_s = (
-            value / unit for value, unit in zip(solved, _UNITS, strict=True)
-        )
+        self._learned = tuple(value / unit for value, unit in zip(solved, _UNITS, strict=True))
 
 
 def _solve(rows: list[list[float]], wanted: list[float]) -> list[float]:

@@ -88,9 +88,9 @@ def test_it_follows_a_machine_that_gets_slower():
 
 @pytest.mark.parametrize("factor", [0.5, 0.75, 1.4, 2.5])
 def test_an_engine_that_has_changed_is_followed_within_a_few_steps(factor):
-    """A second or two of steps, of which each fourth is timed; prompts take so many times as long, too."""
+    """A few seconds of steps, of which each fourth is timed; prompts take so many times as long, too."""
     times, rng = learned(shapes(600)), random.Random(5)
-    for shape in shapes(20, prompts=False, seed=3):
+    for shape in shapes(40, prompts=False, seed=3):
         times.observe(shape, factor * seconds(shape) * (1 + rng.uniform(-0.1, 0.1)))
     for shape in shapes(50, seed=9):
         assert times.predict_s(shape) == pytest.approx(factor * seconds(shape), rel=0.1)
