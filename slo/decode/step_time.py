@@ -53,8 +53,8 @@ class StepTimes:
     mean of what a step took and what was predicted: to what it took alone, long ones would count too little
     and all predictions be low; to what was predicted, they would count too much while that is wrong.
 
-    A machine that others share is slower for some seconds and quicker for others; by how much the latest steps
-    without prompts say it is, all five are scaled.
+    A machine that others share is slower for some seconds and quicker for others: all five are scaled by what
+    the latest steps without prompts were off by.
 
     Attributes:
         fixed_s: Of any step.
@@ -70,9 +70,9 @@ class StepTimes:
         self._times = [0.0] * len(_UNITS)
         self._steps = 0
         self._learned = (0.0,) * len(_UNITS)
-        """The five numbers, as the many steps say."""
+        """The five numbers, as if the machine were always as quick."""
         self._drift = 0.0
-        """By what factor the latest took longer than these say, as a logarithm."""
+        """How many times as long as these say the latest steps took, as a logarithm."""
 
     @property
     def is_known(self) -> bool:
@@ -97,6 +97,8 @@ class StepTimes:
         if not shape.prompt_tokens:
             off = math.log(max(seconds, _SHORTEST_S) / expected_s)
             self._drift += _FOLLOWS * min(max(off, -_AT_MOST), _AT_MOST)
+        scale = math.exp(self._drift)
+        seconds, expected_s = seconds / scale, expected_s / scale
         weight = _TYPICAL_S / math.sqrt(max(seconds, _SHORTEST_S) * expected_s)
         row = [weight, *[weight * value / unit for value, unit in zip(shape, _UNITS[1:], strict=True)]]
         for i in range(len(_UNITS)):
@@ -107,7 +109,6 @@ class StepTimes:
         self._steps += 1
         if self._steps <= 2 * _FEW or self._steps % _SOLVE_EVERY == 0:
             self._learn()
-        scale = math.exp(self._drift)
         self.fixed_s, self.stream_s, self.context_s, self._prompt_s, self.moved_s = (
             scale * value for value in self._learned
         )
