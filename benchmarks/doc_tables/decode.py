@@ -127,6 +127,42 @@ def pool_pressure_measured() -> str:
     return markdown(["Memory", "", *columns], rows)
 
 
+def paced() -> str:
+    """Streams with and without TPOT objectives in virtual time, by rate and arm."""
+    rows = [
+        [
+            f"{row['rate']:g}",
+            _PACED.get(row["arm"], row["arm"]),
+            *(f"{row[f'{tier} met']:.1%}" for tier in _PROMISED),
+            f"{row['background end p50 s']:.0f} s",
+            f"{row['gap max s']:.1f} s",
+            f"{row['tokens/s']:,.0f}",
+        ]
+        for row in result("cores/paced")["a100"]
+    ]
+    met = [f"{tier.title()} met" for tier in _PROMISED]
+    columns = ["Requests/s", "", *met, "Background ends, p50", "Longest wait for a token", "Tokens/s"]
+    return markdown(columns, rows)
+
+
+def paced_beside() -> str:
+    """The measured arms, and the same simulated with the step times of each round."""
+    keys = {f"{tier} met": f"{tier.title()} met" for tier in _PROMISED} | {"tokens/s": "Tokens/s"}
+    rows = [
+        [
+            _PACED.get(row["arm"], row["arm"]),
+            *(
+                f"{row[one]:,.0f}" if key == "tokens/s" else f"{row[one]:.0%}"
+                for key in keys
+                for one in (key, f"{key}, simulated")
+            ),
+        ]
+        for row in result("cores/paced")["beside"]
+    ]
+    columns = [column for name in keys.values() for column in (f"{name}, measured", "simulated")]
+    return markdown(["", *columns], rows)
+
+
 def kept_memory() -> str:
     """What comes of keeping memory for a part of what is predicted."""
     rows = [
@@ -179,6 +215,8 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "decode-pressure": lambda: decode_pressure("engines/decode_pressure", 0.5),
     "decode-pressure-minute": lambda: decode_pressure("engines/decode_pressure_minute", 0.5),
     "kept-memory": kept_memory,
+    "paced": paced,
+    "paced-beside": paced_beside,
     "pool-pressure": lambda: pool_pressure(0.5),
     "pool-pressure-measured": pool_pressure_measured,
 }

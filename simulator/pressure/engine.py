@@ -10,10 +10,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from random import Random
 from typing import Protocol
 
 from simulator.cost.decode_steps import DecodeModel
 from simulator.pressure.decoding import PressedRequest, PressedStream
+from slo.decode.step_time import StepShape
 from slo.decode.victims import TakenBy
 from slo.tiers import TierSet
 
@@ -33,6 +35,9 @@ class PressedSetup:
         block_s: Seconds to move a block to host memory, or back.
         host_blocks: That there is room for.
         pulls: Whether prompts come computed, from a prefill tier.
+        moved_s: Seconds for each stream that the batch of a step gains or loses.
+        noise: Standard deviation of the logarithm of what a step takes.
+        seed: Of that.
     """
 
     model: DecodeModel
@@ -45,6 +50,9 @@ class PressedSetup:
     block_s: float = 0.0
     host_blocks: int = 0
     pulls: bool = True
+    moved_s: float = 0.0
+    noise: float = 0.0
+    seed: int = 0
 
     def blocks_of(self, tokens: int) -> int:
         """Blocks that so many tokens take."""
@@ -71,6 +79,12 @@ class Way(Protocol):
 
     def preempted(self, engine: PressedEngine) -> None:
         """Hear that somebody's was taken."""
+
+    def leaves_out(self, engine: PressedEngine) -> frozenset[PressedStream]:
+        """Whom of those that run the next step leaves out."""
+
+    def stepped(self, shape: StepShape, seconds: float) -> None:
+        """Hear what a step has taken."""
 
     def ended(self, one: PressedStream) -> None:
         """An answer is complete."""
@@ -111,8 +125,12 @@ class PressedEngine:
     _host: int = 0
     _held: dict[PressedStream, int] = field(default_factory=dict)
     _before: dict[PressedStream, int] = field(default_factory=dict)
+    _left_out: frozenset[PressedStream] = frozenset()
+    _batch: frozenset[PressedStream] = frozenset()
+    _rng: Random = field(default_factory=Random)
 
     def __post_init__(self) -> None:  # noqa: D105 - sets what the arguments say
+        self._rng.seed(self.setup.seed)
         self._free, self._host = self.setup.blocks, self.setup.host_blocks
         self.chunk_tokens = self.setup.chunk_tokens
 
@@ -215,6 +233,7 @@ class PressedEngine:
         self._moved, self._has_taken = 0, False
         self.chunk_tokens = self.way.chunk_tokens(self)
         self.way.relieve(self)
+        self._left_out = self.way.leaves_out(self)
         step = self._compose_running()
         if not self._has_taken:
             self._start_waiting(step)
@@ -225,8 +244,14 @@ class PressedEngine:
         prompt = sum(step[one] for one in computing)
         context = sum(one.computed for one in step)
         decoding = len(step) - len(computing)
-        self.now_s += self.setup.model.step_s(decoding, context)
-        self.now_s += prompt * self.setup.prompt_token_s + self._moved * self.setup.block_s
+        batch = frozenset(step)
+        moved, self._batch = len(batch ^ self._batch), batch
+        step_s = self.setup.model.step_s(decoding, context) + prompt * self.setup.prompt_token_s
+        step_s += moved * self.setup.moved_s
+        if self.setup.noise:
+            step_s *= self._rng.lognormvariate(0.0, self.setup.noise)
+        self.way.stepped(StepShape(decoding, context, prompt, moved), step_s)
+        self.now_s += step_s + self._moved * self.setup.block_s
         self.now_s, self.added_s = self.now_s + self.added_s, 0.0
         for one, new in step.items():
             before = self._before.get(one, 0)
@@ -244,7 +269,7 @@ class PressedEngine:
         """Those that run, with blocks for their next tokens."""
         step: dict[PressedStream, int] = {}
         budget = self.setup.step_tokens
-        for one in list(self.running):
+        for one in [one for one in self.running if one not in self._left_out]:
             while one in self.running and self.next_blocks(one) > self._free:
                 victim = self.way.victim(self)
                 self._has_taken = True

@@ -16,6 +16,7 @@ from slo.decode.output_length import OutputLengths
 from slo.decode.predicted_peak import Holding, Pool
 from slo.decode.reserve import TopTierReserve
 from slo.decode.restore import Parked, restore_order
+from slo.decode.step_time import StepShape
 from slo.decode.victims import HORIZON_STEPS, HostRoom, Stream, VictimRules
 from slo.queue.ageing import Ageing
 from slo.request import JobId
@@ -28,7 +29,7 @@ _LONGEST: Final = 1 << 20
 class Ours:
     """SlackServe's rules in `slo.decode`, as `decode_node.engine.pressure_scheduler` carries them out.
 
-    TPOT objectives leave nobody out of a step and keep nobody waiting.
+    TPOT objectives leave nobody out of a step and keep nobody waiting; `simulator.pressure.in_pace` has that.
 
     Attributes:
         lengths: What it has learned of answers.
@@ -136,6 +137,17 @@ class Ours:
     def preempted(self, engine: PressedEngine) -> None:
         """Nothing follows from it."""
 
+    def leaves_out(self, engine: PressedEngine) -> frozenset[PressedStream]:  # noqa: ARG002 - a way's
+        """Nobody."""
+        return frozenset()
+
+    def stepped(self, shape: StepShape, seconds: float) -> None:
+        """Nothing is learned from it."""
+
+    def is_borne(self, engine: PressedEngine, one: PressedStream, others: list[PressedStream]) -> bool:  # noqa: ARG002
+        """Whether the pace of the others bears a newcomer: always."""
+        return True
+
     def ended(self, one: PressedStream) -> None:
         """An answer's length is known."""
         self.lengths.ended(one.asked.tier, "", one.emitted)
@@ -148,7 +160,7 @@ class Ours:
             0,
             int(self._kept_tokens(engine)),
             engine.step_s,
-            {JobId(one.asked.name): self._expected(engine, one) for one in known},
+            {JobId(one.asked.name): self.expected(engine, one) for one in known},
             {tier: self.lengths.whole(tier, "", _LONGEST) for tier in self._tiers.names},
         )
 
@@ -195,8 +207,8 @@ class Ours:
         """What a request holds, or would hold, and for how much more memory is kept."""
         return self._reckoned(engine, one, self.lengths.remaining)
 
-    def _expected(self, engine: PressedEngine, one: PressedStream) -> Holding:
-        """The same with how much more it is expected to take."""
+    def expected(self, engine: PressedEngine, one: PressedStream) -> Holding:
+        """What a request holds, or would hold, and how much more it is expected to take."""
         return self._reckoned(engine, one, self.lengths.expected)
 
     @staticmethod
@@ -229,9 +241,10 @@ class _Waiters:
         """Whether what it has lost is not in host memory."""
         return not (parked.is_newcomer or self.by_name[parked.request_id].swapped)
 
-    def is_borne(self, parked: Parked, starts: Sequence[Parked]) -> bool:  # noqa: ARG002
-        """Always."""
-        return True
+    def is_borne(self, parked: Parked, starts: Sequence[Parked]) -> bool:
+        """Whether the pace of those that have memory, and of those that start before it, bears it."""
+        others = [*self.engine.holders, *(self.by_name[one.request_id] for one in starts)]
+        return self.way.is_borne(self.engine, self.by_name[parked.request_id], others)
 
 
 def _restores(engine: PressedEngine) -> bool:

@@ -10,6 +10,7 @@ from typing import Final
 
 from simulator.pressure.decoding import PressedStream
 from simulator.pressure.engine import PressedEngine
+from slo.decode.step_time import StepShape
 
 
 class FirstCome:
@@ -44,6 +45,13 @@ class FirstCome:
 
     def preempted(self, engine: PressedEngine) -> None:
         """Nothing is learned from it."""
+
+    def leaves_out(self, engine: PressedEngine) -> frozenset[PressedStream]:  # noqa: ARG002 - a way's
+        """Nobody."""
+        return frozenset()
+
+    def stepped(self, shape: StepShape, seconds: float) -> None:
+        """Nothing is learned from it either."""
 
     def ended(self, one: PressedStream) -> None:
         """Nor from that."""

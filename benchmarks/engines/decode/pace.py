@@ -118,6 +118,7 @@ def summary(found: Mapping[str, Any], by_tier: Mapping[str, Kind]) -> dict[str, 
     gaps = [
         later - earlier for one in found["asked"] for earlier, later in itertools.pairwise(one["token_s"])
     ]
+    row |= found["step_times"]
     return row | {
         "in pace": statistics.fmean(promised),
         "gap max s": max(gaps),
