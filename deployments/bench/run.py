@@ -116,6 +116,8 @@ async def _search(
         async def probe(rate_rps: float) -> Result:
             result = await _probe(server, model, plan, rate_rps, searched.wanted)
             show(rate_rps, result)
+            if result.overall.failed:
+                await server.models()  # one that is gone ends the search: every rate from now on would fail
             return result
 
         rates = bisection(*searched.between_rps, searched.precision)

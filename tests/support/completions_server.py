@@ -7,6 +7,7 @@ import json
 import ssl
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -18,7 +19,8 @@ class Behaviour:
 
     `seconds` says how long a prompt of so many tokens takes before its first token; they wait for each other
     if `is_serial`. `refuse` answers a request with an error if it returns a status and an error; `event` is
-    sent as it is after the first token. `tls` has it speak HTTPS.
+    sent as it is after the first token. After `lasts` requests it is gone, with the next one unanswered.
+    `tls` has it speak HTTPS.
     """
 
     seconds: object = lambda tokens: 0.0
@@ -30,6 +32,7 @@ class Behaviour:
     tpot_s: float = 0.0
     key: str | None = None
     models: tuple[str, ...] = ("tiny", "other")
+    lasts: int | None = None
     tls: ssl.SSLContext | None = None
 
 
@@ -54,7 +57,8 @@ class CompletionsServer:
         return self
 
     def __exit__(self, *_):
-        self._loop.call_soon_threadsafe(self._stop.set)
+        with suppress(RuntimeError):  # the loop of one that is gone is closed
+            self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(10)
 
     async def _serve(self, started):
@@ -81,6 +85,10 @@ class CompletionsServer:
         arrived_s = time.perf_counter()
         body, behaviour = await request.json(), self.behaviour
         self.seen.append(Seen(arrived_s, body, dict(request.headers)))
+        if len(self.seen) - 1 == behaviour.lasts:
+            self._stop.set()
+            request.transport.abort()
+            return web.Response()
         if refusal := behaviour.refuse(body, request.headers):
             status, error = refusal
             return web.json_response({"error": error}, status=status)

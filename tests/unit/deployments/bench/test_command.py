@@ -152,6 +152,18 @@ def test_a_search_lets_a_server_rest_that_has_refused(bench, tmp_path, settle_s,
     assert f"ended after {sent} of 20 requests\n  {sent} refused: 429 shed\n" in out
 
 
+@pytest.mark.parametrize("lasts", [5, 25])  # until the lowest rate, until the highest one
+def test_a_search_whose_server_is_gone_finds_no_goodput(bench, lasts):
+    searching = ("--search", *SEARCHED, "--settle", "0")
+    with CompletionsServer(Behaviour(lasts=lasts)) as server:
+        code, out, err = bench("--url", server.url, *QUICK[2:], *searching)
+    assert code == 2
+    assert "cannot be reached" in " ".join(err.split())
+    assert "goodput" not in out
+    assert out.count("requests/s: ") == 1 + lasts // 20
+    assert "failed: " in out
+
+
 def test_a_search_whose_lowest_rate_is_too_high_says_so(bench):
     with CompletionsServer(Behaviour(refuse=lambda *_: (429, {"code": "full"}))) as server:
         code, out, _ = bench("--url", server.url, *QUICK[2:], "--search", *SEARCHED, "--attainment", "0.01")
