@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from benchmarks import report
-from benchmarks.doc_tables import PAGES, TABLES, autoscaling, origins, remade
+from benchmarks.doc_tables import PAGES, TABLES, autoscaling, decode, origins, remade
 from benchmarks.report import RESULTS
 
 
@@ -61,6 +61,16 @@ def test_another_result_is_another_table(monkeypatch, tmp_path):
     (tmp_path / "cores" / "held_out.json").write_text(json.dumps(results))
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     assert remade(before) != before
+
+
+@pytest.mark.parametrize(
+    ("name", "file"), [("decode-pressure-minute", "decode_pressure_minute"), ("decode-pace", "decode_pace")]
+)
+def test_the_longest_wait_for_a_token_is_that_of_all_rounds(name, file, monkeypatch):
+    found = report.result(f"engines/{file}")
+    found["rounds"][0]["gap max s"] = 99.0
+    monkeypatch.setattr(decode, "result", lambda _: found)
+    assert TABLES[name]().count("99.0 s") == 1
 
 
 @pytest.mark.parametrize("name", ["autoscaling", "decode_autoscaling"])
