@@ -107,7 +107,8 @@ bench-decode: $(READY) ## Have a decode engine run out of memory, vLLM's ways to
 
 .PHONY: bench-compare
 bench-compare: $(READY) ## Compare with Ray Serve LLM's own prefill/decode application, in two to three hours
-	$(BIN)/python -m benchmarks.comparison.run $(ARGS)
+	$(BIN)/python -m benchmarks.comparison.run --layers 5 --loads 0.7,0.9 --rounds 2 --urgent-ms 500 \
+		--long-ms 12000 $(ARGS)
 
 .PHONY: proto
 proto: $(READY) ## Generate the gRPC API's code from proto/ anew

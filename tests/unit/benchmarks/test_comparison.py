@@ -1,18 +1,23 @@
 """What the comparison of servers offers, and what it makes of its runs."""
 
+import re
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from statistics import StatisticsError
 
 import pytest
 
 from benchmarks.comparison import load
 from benchmarks.comparison.arms import FIXED, Chunking, chunked
+from benchmarks.comparison.run import options
 from benchmarks.comparison.table import loads_table, paired, shared, spread, summary, verdict
 from deployments.config.preemption import PreemptionConfig
 from slo.preemption.types import PreemptionPolicy
 from slo.queue.order import QueueOrder
 from slo.tiers import PREMIUM, STANDARD
 
+ROOT = Path(__file__).parents[3]
 MIX = load.mix(800, 20_000)
 
 
@@ -206,3 +211,12 @@ def test_what_nobody_asked_for_is_not_attained():
     for made in (summary, paired):
         with pytest.raises(StatisticsError):
             made([alone, replace(alone, arm="stock")])
+
+
+def test_make_measures_what_the_page_says_and_more_if_it_is_told():
+    page = (ROOT / "docs/benchmarks/comparison.md").read_text()
+    said = re.search(r"`python -m benchmarks\.comparison\.run ([^`]+)`", page)[1].split()
+    make = ["make", "--no-print-directory", "-n", "bench-compare", "ARGS=--rounds 5 --more"]
+    made = subprocess.run(make, cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    given = made.partition("benchmarks.comparison.run")[2].replace("\\\n", " ").split()
+    assert vars(options(given)) == vars(options(said)) | {"rounds": 5, "more": True}
