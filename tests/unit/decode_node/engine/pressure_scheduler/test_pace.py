@@ -53,6 +53,25 @@ def test_streams_without_an_objective_are_left_out_for_one_that_is_late(stepped)
     engine.finish()
 
 
+def test_a_lower_tiers_streams_that_have_no_time_are_left_out_for_a_higher_one(stepped):
+    """Four streams of 60 ms beside one of 50: steps of all take 51, and each of the four is late already."""
+    engine = stepped(500)
+    knows_steps(engine, fixed_s=0.001, stream_s=0.01)
+    engine.add("urgent", 20, 60, tier=TOP, tpot_s=0.05)
+    for number in range(4):
+        engine.add(f"low{number}", 20, 60, tier=LOW, tpot_s=0.06)
+    engine.step()
+    accounts = engine.scheduler._book.accounts
+    for _ in range(12):
+        for account in accounts.values():
+            account.first_s = -1e9
+        engine.step()
+    ran = [output.num_scheduled_tokens for output in engine.outputs[2:]]
+    assert all("urgent" in names for names in ran)
+    assert min(len(names) for names in ran) <= 4
+    engine.finish()
+
+
 def bear_with_an_urgent_one(engine):
     """How many of the lowest tier start at once beside a stream whose objective steps of 45 ms keep."""
     knows_steps(engine, fixed_s=0.001, stream_s=0.01)
