@@ -1,8 +1,9 @@
 """Carries the governor's decisions out, in the replica process.
 
-Owns the replica's side of the board, the one timer, and what happens when either fails: serving goes on
-without preemption and a metric says so. Woken by every arrival, end and abort, by the scheduler when it has
-issued a step, and by the timer at the next instant at which a waiter becomes critical; nothing is polled.
+Owns the replica's side of the board, the one timer, and what happens when the governor fails: serving goes on
+without preemption, a metric says so, and what the engine reports is taken in as before. Woken by every
+arrival, end and abort, by the scheduler when it has issued a step, and by the timer at the next instant at
+which a waiter becomes critical; nothing is polled.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Watch:
         self._governor = governor
         self._record = record
         self._timer: asyncio.TimerHandle | None = None
-        self._failed = False
+        self._is_closed = False
         self._kept: tuple[int, KeepReason] | None = None
         self._doorkeeper = Doorkeeper(board.path, self.changed)
         self._tell()
@@ -44,11 +45,12 @@ class Watch:
     @property
     def is_up(self) -> bool:
         """Whether the governor still works; it is not asked again after it has failed."""
-        return not self._failed
+        return not self._governor.has_failed
 
     def changed(self) -> None:
         """Something has arrived, ended, left or started, or the timer is due: decide anew."""
-        self._guarded(self._look)
+        self._recorded(self._take)
+        self._guarded(self._decide)
 
     def direct(self, directive: PreemptDirective) -> None:
         """The cluster's monitor orders a step to be stopped: do it if that still makes sense."""
@@ -60,27 +62,35 @@ class Watch:
 
     def collect(self) -> None:
         """Take in what the scheduler and the workers have reported, without deciding anything."""
-        self._guarded(self._collect)
+        self._recorded(self._collect)
         self._tell()  # Ray forgets a gauge that is not set again
 
-    def _collect(self) -> None:
+    def _take(self) -> None:
         self._record.take(self._board.take_events())
+
+    def _collect(self) -> None:
+        self._take()
         self._record.votes(self._board)
         self._record.dropped(self._board)
         self._record.suspended(self._board.view())
 
-    def _look(self) -> None:
-        self._record.take(self._board.take_events())
-        self._decide()
+    def _recorded(self, work: Callable[[], None]) -> None:
+        """What cannot be recorded is lost, and must stop neither serving nor the governor."""
+        if self._is_closed:
+            return
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - the edge between what is watched and serving
+            logs.event("record_failed", level=logging.ERROR, error=repr(error)[:500])
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """A governor that fails must not stop serving: it is left alone from then on."""
-        if self._failed:
+        if self._is_closed or not self.is_up:
             return
         try:
             work()
         except Exception as error:  # noqa: BLE001 - the edge between preemption and serving
-            self._failed = True
+            self._governor.has_failed = True
             self._set_timer(math.inf, 0.0)
             self._tell()
             logs.event("governor_failed", level=logging.ERROR, error=repr(error)[:500])
@@ -111,7 +121,7 @@ class Watch:
 
     def close(self) -> None:
         """Stop watching."""
-        self._failed = True
+        self._is_closed = True
         self._set_timer(math.inf, 0.0)
         self._doorkeeper.close()
         self._board.close()

@@ -107,6 +107,7 @@ class Governor:
         weights: Value of a request on time, by tier.
         fairness: The scheduler's rule, of which the board has the state; None for none.
         ordered: The last step that was ordered to stop.
+        has_failed: Whether it raised an error when it was asked, so that nothing is stopped any more.
     """
 
     ledger: PrefillLedger
@@ -116,6 +117,7 @@ class Governor:
     profile: ForwardProfile
     fairness: FairnessRule | None = None
     ordered: int = 0
+    has_failed: bool = False
     forecast: Forecast = field(default_factory=Forecast)
     _fresh: dict[JobId, Prefill] = field(default_factory=dict)
     _predictor: PrefillPredictor | None = None
@@ -125,7 +127,8 @@ class Governor:
     @property
     def is_on(self) -> bool:
         """Whether running steps can be stopped at all."""
-        return self.rules.mode is not PreemptionMode.OFF and self.profile.boundaries > 0
+        may_stop = self.rules.mode is not PreemptionMode.OFF and self.profile.boundaries > 0
+        return may_stop and not self.has_failed
 
     def decide(
         self, view: SchedulerView | None, reached: tuple[int, int], now_s: float

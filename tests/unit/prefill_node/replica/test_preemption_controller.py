@@ -34,6 +34,7 @@ class Governor:
 
     answers: list
     boundaries: int = 10
+    has_failed: bool = False
     asked: list = field(default_factory=list)
     was_asked: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -257,22 +258,35 @@ async def test_a_failure_in_the_timer_does_not_reach_the_loop(watching):
     assert record.is_available[-1] is False
 
 
-async def test_what_the_scheduler_reported_and_nobody_can_read_is_a_failure_as_well(watching, engine):
-    watch, governor, record = watching(keep())
-    engine.append_events([encode(Served("a", 1.0, 2.0))])
-    record.take = lambda _: (_ for _ in ()).throw(ValueError("not a notice"))
+async def test_after_the_governor_has_failed_what_the_engine_reports_is_taken_in_as_before(watching, engine):
+    watch, governor, record = watching(RuntimeError("a bug"))
+    first, second = (encode(Served(job, 1.0, 2.0)) for job in ("a", "b"))
     watch.changed()
-    assert governor.asked == []
-    assert record.is_available[:2] == [True, False]
-    assert record.is_available[-1] is False
-
-
-async def test_a_failure_while_collecting_does_not_reach_the_report_to_the_router(watching, engine):
-    watch, _, record = watching(keep())
-    record.take = lambda _: (_ for _ in ()).throw(ValueError("not a notice"))
+    engine.append_events([first])
+    engine.publish(VIEW)
     watch.collect()
-    assert record.is_available[:2] == [True, False]
-    assert record.is_available[-1] is False
+    engine.append_events([second])
+    watch.changed()
+    assert record.taken == [first, second]
+    assert record.views == [VIEW]
+    assert len(governor.asked) == 1
+
+
+@pytest.mark.parametrize("look", [Watch.changed, Watch.collect], ids=["deciding", "collecting"])
+async def test_what_nobody_can_read_is_lost_and_said_and_stops_nothing(look, watching, engine, caplog):
+    watch, governor, record = watching(STOP)
+    read, known = record.take, encode(Served("a", 1.0, 2.0))
+    record.take = lambda _: (_ for _ in ()).throw(ValueError("not a notice"))
+    engine.append_events([encode(Served("lost", 1.0, 2.0))])
+    look(watch)
+    assert "record_failed" in caplog.text
+    record.take = read
+    engine.append_events([known])
+    watch.changed()
+    assert record.taken == [known]
+    assert (set(record.is_available), watch.is_up) == ({True}, True)
+    assert governor.asked
+    assert engine.is_target(7)
 
 
 async def test_a_failed_watch_still_shows_the_board(watching, engine):

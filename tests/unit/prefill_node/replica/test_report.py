@@ -1,9 +1,12 @@
 """A replica's reports, and the gauges that are set with each of them."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
+from published import Engine, running
 
+from prefill_node.board.messages import SchedulerView, StepView
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from prefill_node.replica.report import ReportBuilder
@@ -95,3 +98,32 @@ def test_the_router_is_told_how_an_engine_ended(has_vote_timeout, engine_end, to
     watch = SimpleNamespace(has_vote_timeout=lambda: has_vote_timeout)
     report = builder.build(watch, SimpleNamespace(engine_end=engine_end))
     assert report == ReplicaGone(ReplicaId("p"), (Role.PREFILL, told))
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_how_far_jobs_are_is_told_also_after_the_governor_has_failed(is_up):
+    instruments, jobs = Instruments(), Engine()
+    ledger = PrefillLedger(PrefillPredictor(per_token_s=0.001, fixed_s=0.0))
+    for name in ("runs", "waits"):
+        ledger.arrived(jobs.knows(Accepted(JobId(name), PREMIUM, 1000, NO_DEADLINE, 0.0)))
+    builder = builder_of(ledger, EngineTap("prefill", instruments), instruments)
+    builder._governor.has_failed = not is_up
+    view = jobs.view(running("runs", started_s=time.monotonic()))
+    shown = {"view": lambda: view, "reached": lambda: (7, 2), "is_up": is_up}
+    watch = SimpleNamespace(**{**vars(WATCH), **shown})
+    report = builder.build(watch, WATCHDOG)
+    assert (report.running, report.running_for_s) == ("runs", pytest.approx(0.5))
+    assert (report.preemptible_in_s is not None) == is_up, "nothing makes way any more"
+
+
+def test_of_a_view_that_the_governor_has_failed_on_nothing_is_told():
+    """A replica that does not report is not used."""
+    instruments = Instruments()
+    ledger = PrefillLedger(PrefillPredictor(per_token_s=0.001, fixed_s=0.0))
+    ledger.arrived(Accepted(JobId("a"), PREMIUM, 1000, NO_DEADLINE, 0.0))
+    builder = builder_of(ledger, EngineTap("prefill", instruments), instruments)
+    unreadable = SchedulerView(StepView(7, (None,), 1000, 0.0, 0, 0.0, True, 0.0))
+    watch = SimpleNamespace(**{**vars(WATCH), "view": lambda: unreadable, "is_up": False})
+    report = builder.build(watch, WATCHDOG)
+    assert [job.tokens for job in report.jobs] == [1000]
+    assert report.running is None

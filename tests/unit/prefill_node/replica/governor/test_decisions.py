@@ -61,6 +61,13 @@ def test_a_governor_that_is_off_stops_nothing(off):
     assert idle.preemptible_in_s(view(running("long")), NOTHING_REACHED, 0.0) is None
 
 
+def test_a_governor_that_has_failed_stops_nothing_nor_says_that_anything_makes_way():
+    failed = governor(LONG, URGENT)
+    failed.has_failed = True
+    assert not failed.is_on
+    assert failed.preemptible_in_s(view(running("long")), NOTHING_REACHED, 0.0) is None
+
+
 def test_a_step_of_no_job_makes_way_for_anybody():
     """Such as a measurement, or one whose client has left while others of it are still there."""
     decision = governor(URGENT).decide(view(running("")), NOTHING_REACHED, 0.0)
