@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
@@ -20,7 +19,7 @@ from deployments.http.continuing.decode_tier import DecodeTier
 from deployments.http.continuing.stream_watch import StreamWatch
 from deployments.http.placing.placement_client import PlacementClient
 from deployments.http.placing.readiness import Fleets, RecentFleets
-from deployments.monitor.actor import MonitorOptions, start_own_monitor
+from deployments.monitor.actor import IngressMonitor, MonitorOptions
 from slo.monitor.messages import IngressSeen, Role
 from slo.outcomes import RequestEnded
 from telemetry.instruments import Instruments
@@ -108,8 +107,7 @@ class ServedModel:
                 settings=ways.monitor.settings[config.name],
                 model=config.name,
             )
-            start = partial(start_own_monitor, ways.monitor, is_ingress=True)
-            monitor = MonitorClient(participant, instruments, start)
+            monitor = MonitorClient(participant, instruments, IngressMonitor(ways.monitor).find)
         return cls(config, placement, decode, monitor)
 
     def announce(self) -> None:

@@ -170,8 +170,8 @@ class SloMonitor:
 def start_monitor(options: MonitorOptions, application: str, *, is_ingress: bool = False) -> Any:
     """The handle of an application's monitor; started if there is none.
 
-    It needs no CPU of its own, so that a full cluster still has one. Where an ingress asks for it, the
-    application's monitors of other code leave the port to it: from now on it hears what is judged.
+    It needs no CPU of its own, so that a full cluster still has one. Where an ingress that starts asks for
+    it, the application's monitors of other code leave the port to it: from now on it hears what is judged.
     """
     place = {_HEAD_NODE: _ANY_AMOUNT} if options.on_head else {}
     name = monitor_name(application)
@@ -195,6 +195,20 @@ def start_monitor(options: MonitorOptions, application: str, *, is_ingress: bool
 def start_own_monitor(options: MonitorOptions, *, is_ingress: bool = False) -> Any:
     """The handle of the monitor of this replica's application; started if there is none."""
     return start_monitor(options, serve.get_replica_context().app_name, is_ingress=is_ingress)
+
+
+class IngressMonitor:
+    """The monitor of an ingress: one that starts asks for it, one that has lost it finds it again."""
+
+    def __init__(self, options: MonitorOptions) -> None:
+        self._options = options
+        self._is_new = True
+
+    def find(self) -> Any:
+        """As `start_own_monitor`; it gets the port the first time: an ingress may have started since then."""
+        monitor = start_own_monitor(self._options, is_ingress=self._is_new)
+        self._is_new = False
+        return monitor
 
 
 def stop_monitor(application: str) -> None:

@@ -1,0 +1,68 @@
+"""What an ingress has for each model: when its monitor gets the port for metrics."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from deployments.http import served_model
+from deployments.http.served_model import ModelConfig, ServedModel, WaysConfig
+from deployments.monitor import actor
+from deployments.monitor.actor import MonitorOptions
+from slo.monitor.settings import MonitorSettings
+
+CONTEXT = SimpleNamespace(app_name="app", replica_id=SimpleNamespace(unique_id="ingress"))
+
+
+class Cluster:
+    """Ray with one monitor, which notes for whom it is to leave its port; it may not be there."""
+
+    def __init__(self):
+        self.left_to, self.is_away = [], False
+        self.monitor = SimpleNamespace(export_by=SimpleNamespace(remote=self.left_to.append))
+
+    def remote(self, _):
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._start))
+
+    def _start(self, *_):
+        if self.is_away:
+            raise ConnectionError("the head is away")
+        return self.monitor
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    cluster = Cluster()
+    serve = SimpleNamespace(get_replica_context=lambda: CONTEXT)
+    monkeypatch.setattr(actor, "ray", cluster)
+    monkeypatch.setattr(actor, "monitors_of", lambda _: iter([cluster.monitor]))
+    for module in (actor, served_model):
+        monkeypatch.setattr(module, "serve", serve)
+    return cluster
+
+
+@pytest.fixture
+def find(cluster, monkeypatch):
+    """How an ingress finds its monitor, each time that it has to."""
+    finds = []
+    monkeypatch.setattr(served_model, "MonitorClient", lambda *told: finds.append(told[-1]))
+    monkeypatch.setattr(served_model, "PlacementClient", lambda *_: SimpleNamespace(start=lambda: None))
+    monkeypatch.setattr(served_model, "TierCalls", lambda _: SimpleNamespace(ask=None))
+    ways = WaysConfig(1.0, monitor=MonitorOptions({"tiny": MonitorSettings()}))
+    ServedModel.started(ModelConfig("tiny", None), ways, SimpleNamespace(), SimpleNamespace(), None)
+    return finds[0]
+
+
+def test_a_monitor_that_is_found_again_does_not_get_the_port_again(find, cluster):
+    """As by an ingress that drains: the port is that of the ingress that started after it."""
+    assert find() is cluster.monitor
+    assert find() is cluster.monitor
+    assert cluster.left_to == [actor.monitor_name("app")]
+
+
+def test_a_monitor_that_is_found_late_gets_the_port(find, cluster):
+    cluster.is_away = True
+    with pytest.raises(ConnectionError):
+        find()
+    cluster.is_away = False
+    find()
+    assert cluster.left_to == [actor.monitor_name("app")]
