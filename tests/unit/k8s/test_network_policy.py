@@ -24,7 +24,12 @@ OTHERS = {
     "stranger": ("stranger", {"app.kubernetes.io/part-of": "slackserve"}),
     "lodger": (OURS, {"app": "lodger"}),
 }
-ADDRESSES = {"hub": "18.164.174.23", "metadata": "169.254.169.254", "private": "10.20.0.9"}
+ADDRESSES = {
+    "hub": "18.164.174.23",
+    "metadata": "169.254.169.254",
+    "private": "10.20.0.9",
+    "dns-of-the-node": "169.254.20.10",
+}
 
 
 @pytest.fixture(scope="module")
@@ -166,9 +171,16 @@ def test_spans_leave_with_their_component_only(policies, pods, tmp_path):
     assert not reaches(opened, pods, "decode", "collector", 443)
 
 
-def test_names_are_looked_up_over_udp(policies, pods):
-    assert reaches(policies, pods, "prefill", "dns", 53, "UDP")
-    assert not reaches(policies, pods, "redis", "dns", 53, "UDP")
+@pytest.mark.parametrize("resolver", ["dns", "dns-of-the-node"])
+@pytest.mark.parametrize("protocol", ["UDP", "TCP"])
+def test_names_are_looked_up(policies, pods, resolver, protocol):
+    assert reaches(policies, pods, "prefill", resolver, 53, protocol)
+    assert not reaches(policies, pods, "redis", resolver, 53, protocol)
+
+
+def test_of_link_local_addresses_only_names_are_asked(policies, pods):
+    assert not reaches(policies, pods, "prefill", "metadata", 53, "UDP")
+    assert not reaches(policies, pods, "prefill", "dns-of-the-node", 443)
 
 
 def test_without_policies_everybody_reaches_everybody(pods):
