@@ -167,12 +167,13 @@ class Admission:
         """Newcomers of the top tier that start within what is kept for it, if lower tiers can make room."""
         view, top_rank = self._view, self._tiers.top_rank
         tops = [request for request in waits if view.rank(request) == top_rank]
-        if not tops or not (kept := self.reserved_tokens(view.holders(), now_s)):
+        if not tops or not (kept := self.reserved_tokens(held_by := view.holders(), now_s)):
             return []
         lower = [request for request in view.running if view.rank(request) < top_rank]
-        free, kept_blocks = view.free_blocks, kept / view.block_tokens
-        room = free + sum([len(view.blocks(request)) for request in lower])
-        most = min(free, kept_blocks)
+        beside = view.pool(request for request in held_by if view.rank(request) == top_rank)
+        room = beside.free_tokens // view.block_tokens + sum([len(view.blocks(one)) for one in lower])
+        kept_blocks = kept / view.block_tokens
+        most = min(view.free_blocks, kept_blocks)
         needs = ((request.request_id, self._blocks_needed(request, most)) for request in tops)
         return guaranteed(needs, top_rank, kept_blocks, room)
 

@@ -183,8 +183,10 @@ class PressureScheduler(CarryingScheduler):
         pace, book = self._pace, self._book
         chunk_tokens = pace.chunk_tokens() if book.parked or book.restoring else pace.most_tokens
         others = [self._view.waiting_to_run(request) for request in self._pulled()]
-        others += self._admission.guaranteed(self.waiting, now_s)
-        for victim in self._relief.victims(others, chunk_tokens, now_s):
+        newcomers = self._admission.guaranteed(self.waiting, now_s)
+        # A newcomer starts beside room for the whole sequences of those that run, see `StreamView.pool`.
+        room_tokens = self._view.max_model_len if newcomers else chunk_tokens
+        for victim in self._relief.victims([*others, *newcomers], chunk_tokens, room_tokens, now_s):
             self._take(victim, now_s)
         if not self._is_ample():
             self.running.sort(key=self._relief.level, reverse=True)

@@ -45,7 +45,9 @@ class Relief:
         self._chosen: dict[str, tuple[VictimReason, TakenBy]] = {}
         self._forgets = False
 
-    def victims(self, others: Sequence[Stream], chunk_tokens: int, now_s: float) -> Iterator[Victim]:
+    def victims(
+        self, others: Sequence[Stream], chunk_tokens: int, room_tokens: int, now_s: float
+    ) -> Iterator[Victim]:
         """Victims until the next step has what it needs, or vLLM's own rule is what is left.
 
         Each loses its memory before the next one is asked for.
@@ -53,16 +55,17 @@ class Relief:
         Args:
             others: Those that do not run yet and need memory in the next step as well.
             chunk_tokens: How much of a sequence a step computes.
+            room_tokens: For how much of the sequence of each that runs there has to be memory.
             now_s: Now.
         """
         view = self._view
         waited_for = sum([stream.next_blocks for stream in others])
         while (
-            sum([view.next_blocks(request, chunk_tokens) for request in view.running]) + waited_for
+            sum([view.next_blocks(request, room_tokens) for request in view.running]) + waited_for
             > view.free_blocks
         ):
             rules = self._rules(chunk_tokens)  # victims before have taken room in host memory
-            streams = [view.stream(request, chunk_tokens, now_s) for request in view.running]
+            streams = [view.stream(request, room_tokens, now_s) for request in view.running]
             if not (victims := rules.choose([*streams, *others], view.free_blocks)):
                 break
             for victim in victims:

@@ -95,19 +95,19 @@ class StreamView:
         """Blocks that a sequence takes."""
         return -(-tokens // self.block_tokens)
 
-    def next_blocks(self, request: Request, chunk_tokens: int) -> int:
-        """Blocks that a request needs for the next step."""
-        new = max(1, min(chunk_tokens, request.num_tokens - request.num_computed_tokens))
+    def next_blocks(self, request: Request, most_tokens: int) -> int:
+        """Blocks that a request needs for the next so many tokens of its sequence, or all that it has."""
+        new = max(1, min(most_tokens, request.num_tokens - request.num_computed_tokens))
         return max(0, self.blocks_for(request.num_computed_tokens + new) - len(self.blocks(request)))
 
-    def stream(self, request: Request, chunk_tokens: int, now_s: float) -> Stream:
-        """A running request."""
+    def stream(self, request: Request, most_tokens: int, now_s: float) -> Stream:
+        """A running request that needs memory for so many tokens of its sequence next."""
         account = self._accounts[request.request_id]
         emitted = request.num_output_tokens
         blocks = self.blocks(request)
         most = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
         ahead = min(max(request.num_computed_tokens, request.num_tokens - 1) + HORIZON_STEPS, most)
-        next_blocks = self.next_blocks(request, chunk_tokens)
+        next_blocks = self.next_blocks(request, most_tokens)
         return Stream(
             request.request_id,
             self._tiers.rank(account.tier),

@@ -89,6 +89,35 @@ def test_the_top_tier_starts_within_what_is_kept_for_it_beside_one_stream_that_h
     engine.finish()
 
 
+def test_the_top_tier_starts_within_what_is_kept_for_it_while_a_long_prompt_is_computed(stepped):
+    engine = stepped(100, chunk=BLOCK)
+    expects(engine, 1)
+    for number in range(8):
+        engine.add(f"low{number}", 60, 200, tier=LOW)
+    engine.step()
+    prompt = engine.add("long", 50 * BLOCK - 1, 5, tier=LOW)
+    view = engine.scheduler._view
+    while view.free_blocks > view.next_blocks(prompt, view.max_model_len):
+        assert "long" in engine.step().num_scheduled_tokens
+    assert not engine.preempted
+    engine.add("top", 3 * BLOCK - 1, 5, tier=TOP)
+    assert "top" in engine.step().num_scheduled_tokens, "what is free is for the rest of the prompt"
+    assert {name[:3] for name in engine.preempted} == {"low"}
+    engine.finish()
+
+
+def test_what_a_long_prompt_of_the_top_tier_still_needs_is_not_room_for_another_newcomer(stepped):
+    engine = stepped(100, chunk=BLOCK)
+    engine.add("long", 98 * BLOCK - 1, 5, tier=TOP)
+    engine.step()
+    engine.add("short", BLOCK - 5, 100, tier=TOP)
+    engine.step()
+    engine.add("next", 2 * BLOCK - 1, 5, tier=TOP)
+    assert "next" not in engine.step().num_scheduled_tokens
+    assert not engine.preempted
+    engine.finish()
+
+
 def test_one_below_that_lost_its_memory_twice_keeps_nobody_from_what_is_kept_for_the_top_tier(stepped):
     engine = full_of_the_lowest(stepped)
     engine.add("twice", 40 * BLOCK, 5, tier=MIDDLE)
