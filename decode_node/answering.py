@@ -49,6 +49,11 @@ class Arrived:
     is_chat: bool
     amount: Amount = field(default_factory=Amount)
 
+    @property
+    def context_now(self) -> RequestContext:
+        """The same, with what has passed since it came taken off the budget."""
+        return self.context.after(time.monotonic() - self.arrived_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Answering:
@@ -115,13 +120,13 @@ class Answering:
         )
         if rendered.local is None:
             await stack.aclose()
-            context = self._as_alone(_after_rendering(arrived, len(rendered.token_ids)))
-            answer = self.orchestrator.run(call, context)
+            _log_rendered(arrived, len(rendered.token_ids))
+            answer = self.orchestrator.run(call, self._as_alone(arrived.context_now))
         else:
             if here is None:
                 let_in = admitted(self.local, context, rendered.prompts, self.max_wait_s)
                 here = await stack.enter_async_context(let_in)
-            answer = self._only_here(call, context, here, rendered.local)
+            answer = self._only_here(call, arrived.context_now, here, rendered.local)
         async with aclosing(answer) as pieces:
             async for piece in pieces:
                 yield piece
@@ -159,14 +164,11 @@ class Answering:
         await self.router.not_for_prefill.remote(job_id)
 
 
-def _after_rendering(arrived: Arrived, tokens: int) -> RequestContext:
-    """The context of a request that has been rendered, as of now."""
-    spent_s, context = time.monotonic() - arrived.arrived_s, arrived.context
+def _log_rendered(arrived: Arrived, tokens: int) -> None:
     logs.event(
         "request_rendered",
-        request_id=context.request_id,
-        job_id=context.job_id,
+        request_id=arrived.context.request_id,
+        job_id=arrived.context.job_id,
         tokens=tokens,
-        seconds=spent_s,
+        seconds=time.monotonic() - arrived.arrived_s,
     )
-    return context.after(spent_s)

@@ -1,6 +1,7 @@
 """Which way a request goes on a decode replica, and when it has its turn."""
 
 import asyncio
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -52,6 +53,7 @@ class Replica:
 
     async def run_here(self, call, context, here, bound):
         self.order.append(("here", here.claim.left))
+        self.ran.append(context)
         yield bound
 
     async def not_for_prefill(self, job_id):
@@ -79,6 +81,23 @@ async def test_what_prefill_can_take_goes_there():
     assert await replica.answer(TEXT) == ["answer"]
     assert replica.order == [("rendered", 0), ("elsewhere", 0)]
     assert (replica.told, replica.counted) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("request_", "rendered"),
+    [
+        (TEXT, Rendered([1, 2, 3])),
+        (SEVERAL, only_here(LocalReason.SEVERAL_SEQUENCES, 3)),
+        (PICTURE, only_here(LocalReason.NOT_TEXT)),
+    ],
+    ids=["text", "several", "picture"],
+)
+async def test_what_has_passed_since_a_request_came_is_taken_off_its_budget(request_, rendered):
+    replica = Replica(rendered)
+    context = replace(CONTEXT, ttft_budget_s=50.0)
+    arrived = Arrived(request_, INFO, context, time.monotonic() - 30.0, is_chat=request_ is PICTURE)
+    assert [piece async for piece in replica.answering.answer(arrived)]
+    assert replica.ran[0].ttft_budget_s == pytest.approx(20.0, abs=5.0)
 
 
 @pytest.mark.parametrize(

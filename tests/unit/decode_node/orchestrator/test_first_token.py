@@ -16,9 +16,14 @@ from played_replicas import (
     Counts,
     Play,
     Request,
+    called,
+    context,
+    orchestrator,
+    read,
     serve,
     tokens_of,
 )
+from real_schedulers import Clock
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
@@ -79,6 +84,25 @@ async def test_the_engines_scheduler_learns_when_the_first_token_is_due_that_it_
     assert before_s + 2.0 <= sampled[FIRST_DUE_XARG] <= time.monotonic() + 2.0
     assert FIRST_DUE_XARG not in without
     assert FIRST_DUE_XARG not in carried, "its client has it already"
+
+
+async def test_what_a_request_waits_for_before_its_prefill_is_taken_off_its_budget(monkeypatch):
+    """As for the check of what its answer must conform to, which stands before the engine."""
+    steps = Play({A: FailureCause.REPLICA_DIED, B: ANSWER}, [Replaced(B, 0.1)])
+    served, clock = orchestrator(steps), Clock()
+    straight = steps._engine_client.generate
+    monkeypatch.setattr("decode_node.orchestrator.time", clock)
+
+    async def checked(prompt, params, request_id):
+        clock.now_s += 0.5
+        async for one in straight(prompt, params, request_id):
+            yield one
+
+    steps._engine_client.generate = checked
+    assert await read(served.run(called(), context(ttft_budget_s=2.0))) == STREAMED
+    (asked,) = steps.asked
+    assert [one.ttft_budget_s for one in (steps.contexts[0], asked)] == [1.5, 1.5]
+    assert steps.contexts[1].ttft_budget_s == pytest.approx(1.5, abs=0.5), "without how long the router took"
 
 
 @pytest.mark.parametrize("stream", [True, False])
