@@ -12,6 +12,9 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from vllm.exceptions import VLLMClientError, VLLMServerError
+
+from decode_node.grammars.check import GrammarCheck, TooManyGrammarsError
 from decode_node.orchestrator import Orchestrator
 from decode_node.rendering import LocalReason, Rendered, has_media
 from decode_node.requests.local_prefills import LocalPrefills, TooManyPromptsError
@@ -26,6 +29,8 @@ from telemetry.instruments import Instruments
 from telemetry.reporting.background import Background
 
 if TYPE_CHECKING:
+    from ray.serve.llm.openai_api_models import ErrorResponse
+
     from telemetry.reporting.of_model import OfModel
 
 
@@ -63,6 +68,7 @@ class Answering:
         layer: Renders them.
         orchestrator: Knows the ways.
         local: Prompts that the engine here computes itself.
+        grammars: Checks what answers must conform to.
         router: Hears that a prefill which it has placed does not come.
         background: Tells it.
         instruments: Where prompts that prefill cannot take are counted.
@@ -74,6 +80,7 @@ class Answering:
     layer: OpenAILayer
     orchestrator: Orchestrator
     local: LocalPrefills
+    grammars: GrammarCheck
     router: OfModel
     background: Background
     instruments: Instruments
@@ -99,8 +106,12 @@ class Answering:
         request, context, here = arrived.request, arrived.context, None
         spans.phase(TOKENISE)
         if has_media(request):
-            looked_at = admitted(self.local, context, request.n or 1, self.max_wait_s, has_media=True)
+            looked_at = admitted(self.local, context, request.n or 1, self.max_wait_s)
             here = await stack.enter_async_context(looked_at)
+            if (refusal := await self._refusal(request, context)) is not None:
+                yield refusal
+                return
+            await here.begin()
         rendered = await self.layer.rendered(
             request, is_chat=arrived.is_chat, max_model_len=self.max_model_len
         )
@@ -130,6 +141,24 @@ class Answering:
         async with aclosing(answer) as pieces:
             async for piece in pieces:
                 yield piece
+
+    async def _refusal(self, request: Any, context: RequestContext) -> ErrorResponse | None:
+        """Why a chat is refused for what its answer must conform to; None for no reason.
+
+        Asked of one with media before it has its turn: it would hold that during the check before the engine.
+        """
+        grammar = await self.layer.grammar_of(request, max_model_len=self.max_model_len)
+        if grammar is None:
+            return None
+        try:
+            await self.grammars.check(grammar, context.tenant, request.allowed_token_ids)
+        except VLLMClientError:  # the check before the engine says it again, at once and as vLLM does
+            return None
+        except TooManyGrammarsError as error:
+            return error.response()
+        except (VLLMServerError, RuntimeError) as error:
+            return self.layer.failed(str(error))
+        return None
 
     def _only_here(
         self, call: Call, context: RequestContext, here: OnlyHere, reason: LocalReason

@@ -12,7 +12,7 @@ import enum
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 from PIL.Image import DecompressionBombError
@@ -23,6 +23,9 @@ from vllm.renderers.hf import HfRenderer, safe_apply_chat_template
 from vllm.utils.async_utils import make_async
 
 from decode_node.answers import NOT_TAKEN, error_response
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import StructuredOutputsParams
 
 BAD_REQUEST = 400
 _PROMPT_PARAMS = frozenset({"input_tokens", "input_text"})
@@ -103,6 +106,21 @@ async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int
     token_ids = list(inputs[0]["prompt_token_ids"])
     too_long = _too_long(request, len(token_ids), max_model_len)
     return too_long or Rendered(token_ids, request=copy, prompt=result, input_tokens=len(token_ids))
+
+
+async def grammar_of(engine: Any, chat: Any, *, max_model_len: int) -> StructuredOutputsParams | None:
+    """What the answer to a chat must conform to, without a look at its messages; None for nothing.
+
+    None too for what the renderer refuses, which it says again of the whole chat.
+    """
+    if is_search(chat):  # its beams conform to nothing
+        return None
+    bare = chat.model_copy(update={"messages": [{"role": "user", "content": "."}]})
+    rendered = await render(engine, bare, is_chat=True, max_model_len=max_model_len)
+    try:
+        return rendered.request.extract_structured_outputs() if isinstance(rendered, Rendered) else None
+    except VLLMClientError:  # two that exclude each other
+        return None
 
 
 def stand_before(engine: Any, rendered: Callable[[Any], Any]) -> None:

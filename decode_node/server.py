@@ -212,6 +212,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             self._layer,
             self._orchestrator,
             self._local,
+            self._grammars,
             self._router,
             self._background,
             self._instruments,

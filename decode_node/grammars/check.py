@@ -78,6 +78,10 @@ class TooManyGrammarsError(Exception):
             "send it again"
         )
 
+    def response(self) -> ErrorResponse:
+        """What a request is answered with."""
+        return error_response(429, TOO_MANY_GRAMMARS, str(self))
+
 
 class _Key(NamedTuple):
     """What has a verdict: a grammar as its backend takes it, and the only tokens that its request allows."""
@@ -142,7 +146,7 @@ class GrammarCheck:
                 try:
                     await self.check(params.structured_outputs, tenant, params.allowed_token_ids)
                 except TooManyGrammarsError as error:
-                    raise refuse(params, error_response(429, TOO_MANY_GRAMMARS, str(error))) from None
+                    raise refuse(params, error.response()) from None
             async with contextlib.aclosing(generate(prompt, params, *rest, **options)) as outputs:
                 async for output in outputs:
                     yield output

@@ -47,12 +47,24 @@ class OnlyHere:
         local: Gives turns.
         claim: Its prompts, once for each answer.
         run: What has become of it; None before it runs.
+        first: The turn that it has before it runs; None for none.
     """
 
     local: LocalPrefills
     claim: Claim
     run: Underway | None = None
-    _first: Turn | None = None
+    first: Turn | None = None
+
+    async def begin(self) -> None:
+        """Wait for its first turn before it is rendered, as is to be done with media.
+
+        vLLM's renderer gives an image away once, so that the engine must be given them in the order of their
+        rendering.
+
+        Raises:
+            TooManyPromptsError: It was too long.
+        """
+        self.first = await self.local.wait(self.claim, _MEDIA_TOKENS)
 
     def generate(self, prompt: Any, params: SamplingParams, name: str, generate: Generate) -> Outputs:
         """What the engine makes of one of its prompts.
@@ -74,7 +86,7 @@ class OnlyHere:
 
         The first step computes the prompt, and the others find it in the prefix cache.
         """
-        if self.claim.unasked or self._first is not None:
+        if self.claim.unasked or self.first is not None:
             return self._answer(prompt, params, name, generate)
         return self._heard(generate(params, name), params.output_kind, name)
 
@@ -127,8 +139,8 @@ class OnlyHere:
         Raises:
             RefusedError: It has waited too long.
         """
-        if (first := self._first) is not None:
-            self._first = None
+        if (first := self.first) is not None:
+            self.first = None
             return first
         try:
             return await self.local.wait(self.claim, tokens)
@@ -143,12 +155,7 @@ IN_A_SEARCH: Final[ContextVar[OnlyHere | None]] = ContextVar("in_a_search", defa
 
 @asynccontextmanager
 async def admitted(
-    local: LocalPrefills,
-    context: RequestContext,
-    prompts: int,
-    wait_s: float,
-    *,
-    has_media: bool = False,
+    local: LocalPrefills, context: RequestContext, prompts: int, wait_s: float
 ) -> AsyncIterator[OnlyHere]:
     """A request of so many prompts, once for each answer, when it may have them computed here.
 
@@ -157,20 +164,18 @@ async def admitted(
         context: Its context.
         prompts: How many.
         wait_s: Longest wait for the first turn; one that goes on here after a loss waits however long.
-        has_media: Whether it has media, and so its first turn before it is rendered: vLLM's renderer gives
-            an image away once, so that the engine must be given them in the order of their rendering.
 
     Raises:
-        TooManyPromptsError: There are too many, or the first turn has not come in time.
+        TooManyPromptsError: There are too many.
     """
     longest_s = wait_s if context.attempt == 0 else None
     async with local.claimed(context.party, prompts, longest_s, context.tenant_weight) as claim:
-        first = await local.wait(claim, _MEDIA_TOKENS) if has_media else None
+        here = OnlyHere(local, claim)
         try:
-            yield OnlyHere(local, claim, _first=first)
+            yield here
         finally:
-            if first is not None:
-                first.leave()
+            if here.first is not None:
+                here.first.leave()
 
 
 def too_many(error: TooManyPromptsError) -> ErrorResponse:

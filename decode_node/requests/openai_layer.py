@@ -18,12 +18,13 @@ from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMServerError
 
 from decode_node.answers import REQUEST_FAILED, SERVER_ERRORS, error_in, error_response
 from decode_node.carrying import BoundReason
-from decode_node.rendering import Rendered, render
+from decode_node.rendering import Rendered, grammar_of, render
 from decode_node.requests.underway import Call, Underway
 from slo.request import ENGINE_DIED, ReplicaId
 
 if TYPE_CHECKING:
     from ray.serve.llm.openai_api_models import ErrorResponse
+    from vllm.sampling_params import StructuredOutputsParams
 
 _LOGGERS: Final = (
     "vllm.renderers.hf",
@@ -71,6 +72,13 @@ class OpenAILayer:
             return await render(self.engine, request, is_chat=is_chat, max_model_len=max_model_len)
         except VLLMServerError as error:
             return self.failed(str(error))
+
+    async def grammar_of(self, chat: Any, *, max_model_len: int) -> StructuredOutputsParams | None:
+        """As `decode_node.rendering.grammar_of`; None too when the engine has failed."""
+        try:
+            return await grammar_of(self.engine, chat, max_model_len=max_model_len)
+        except VLLMServerError:
+            return None
 
     async def answer(self, request: Any, run: Underway) -> AsyncGenerator[Any, None]:
         """The pieces of the answer to `request`, which is the run's call's or has been made of it.

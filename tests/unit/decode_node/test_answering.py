@@ -7,9 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import StructuredOutputsParams
 
 from decode_node.answering import Answering, Arrived
 from decode_node.answers import error_response
+from decode_node.grammars.check import GrammarNotCheckedError, TooManyGrammarsError
 from decode_node.rendering import LocalReason, Rendered
 from decode_node.requests.local_prefills import LocalPrefills
 from decode_node.spans import RequestSpans
@@ -26,6 +29,7 @@ PICTURE = ChatCompletionRequest(
     ],
 )
 
+SCHEMA = StructuredOutputsParams(json={"type": "string"})
 CONTEXT = RequestContext(JobId("job"), "request", STANDARD, None, tenant="a")
 INFO = SimpleNamespace(headers={})
 
@@ -33,14 +37,28 @@ INFO = SimpleNamespace(headers={})
 class Replica:
     """The layer, orchestrator, router and metrics of one replica, and what each has been asked."""
 
-    def __init__(self, rendered, local=None, wait_s=60.0, *, is_alone=False):
+    def __init__(self, rendered, local=None, wait_s=60.0, *, is_alone=False, grammar=None, verdict=None):
         self.rendering, self.order, self.told, self.counted = rendered, [], [], []
         self.local = local or LocalPrefills(1, 4)
         router = SimpleNamespace(not_for_prefill=SimpleNamespace(remote=self.not_for_prefill))
         self.ran = []
+        self.grammar, self.verdict = grammar, verdict
         self.answering = Answering(
-            self, self, self.local, router, Background(), self, 64, wait_s, lambda: is_alone
+            self, self, self.local, self, router, Background(), self, 64, wait_s, lambda: is_alone
         )
+
+    async def grammar_of(self, request, *, max_model_len):
+        return self.grammar
+
+    async def check(self, grammar, tenant, allowed):
+        self.order.append(("checked", self.local.computing))
+        assert (grammar, tenant, allowed) == (self.grammar, "a", None)
+        assert self.local.outstanding.total() == 1
+        if self.verdict is not None:
+            raise self.verdict
+
+    def failed(self, message):
+        return error_response(500, "engine_error", message)
 
     async def rendered(self, request, *, is_chat, max_model_len):
         self.order.append(("rendered", self.local.computing))
@@ -129,6 +147,29 @@ async def test_what_has_media_waits_for_its_turn_before_it_is_rendered():
     replica = Replica(error_response(400, "BadRequestError", "no picture"))
     (refused,) = await replica.answer(PICTURE)
     assert refused.error.code == 400
+
+
+@pytest.mark.parametrize("verdict", [None, VLLMValidationError("it does not compile")])
+async def test_nobody_has_a_turn_while_its_grammar_is_checked(verdict):
+    replica = Replica(only_here(LocalReason.NOT_TEXT), grammar=SCHEMA, verdict=verdict)
+    assert await replica.answer(PICTURE) == ["not_text"], "what does not compile, vLLM refuses as it runs"
+    assert replica.order == [("checked", 0), ("rendered", 1), ("here", 1)]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "answer"),
+    [
+        (TooManyGrammarsError(), (429, "grammars")),
+        (GrammarNotCheckedError("its child has died"), (500, "engine_error")),
+        (RuntimeError("its child does not start"), (500, "engine_error")),
+    ],
+    ids=["too many", "not checked", "no child"],
+)
+async def test_what_has_media_and_a_grammar_without_a_verdict_has_no_turn(verdict, answer):
+    replica = Replica(only_here(LocalReason.NOT_TEXT), grammar=SCHEMA, verdict=verdict)
+    (refused,) = await replica.answer(PICTURE)
+    assert (refused.error.code, refused.error.type, refused.error.message) == (*answer, str(verdict))
+    assert replica.order == [("checked", 0)]
 
 
 @pytest.mark.parametrize("request_", [SEVERAL, PICTURE], ids=["several", "picture"])

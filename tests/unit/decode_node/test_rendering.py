@@ -16,6 +16,7 @@ from vllm.entrypoints.serve.exception_handling.error_response import create_erro
 from vllm.exceptions import QueueOverflowError
 from vllm.multimodal.media import MediaConnector
 from vllm.renderers.base import BaseRenderer
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.utils.async_utils import make_async
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -79,6 +80,53 @@ async def test_what_decode_computes_itself_is_rendered_once_too():
     rendering.stand_before(layer, lambda request: rendered.prompt if request is rendered.request else None)
     assert await layer.render_chat_request(rendered.request) is rendered.prompt
     assert len(layer.rendered) == 1
+
+
+class Forcing(Layer):
+    """Its parser of tool calls has the answer conform to what the tools take."""
+
+    async def render_chat_request(self, request):
+        if request.tools:
+            request.structured_outputs = StructuredOutputsParams(json=request.tools[0].function.parameters)
+        return await super().render_chat_request(request)
+
+
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}
+TOOLS = [{"type": "function", "function": {"name": "call", "parameters": SCHEMA}}]
+
+
+@pytest.mark.parametrize(
+    ("asked", "grammar"),
+    [
+        ({}, None),
+        ({"response_format": FORMAT}, SCHEMA),
+        ({"structured_outputs": {"json": SCHEMA}}, SCHEMA),
+        ({"tools": TOOLS, "tool_choice": "required"}, SCHEMA),
+        ({"response_format": FORMAT, "structured_outputs": {"regex": "a"}}, None),
+        ({"response_format": FORMAT, "use_beam_search": True}, None),
+    ],
+    ids=["nothing", "format", "ours", "tools", "two", "search"],
+)
+async def test_what_an_answer_must_conform_to_is_known_before_an_image_is_given_away(asked, grammar):
+    layer, image = Forcing(), {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    chat = ChatCompletionRequest(model="m", messages=[{"role": "user", "content": [image]}], **asked)
+    found = await rendering.grammar_of(layer, chat, max_model_len=64)
+    assert (found and found.json) == grammar
+    assert not any(map(rendering.has_media, layer.rendered))
+    if found is not None:
+        await layer.render_chat_request(chat)
+        assert chat.to_sampling_params(9, {}).structured_outputs == found
+
+
+async def test_of_a_chat_that_the_renderer_refuses_no_grammar_is_known():
+    class Refusing(Layer):
+        async def render_chat_request(self, request):
+            raise ValueError(request)
+
+        create_error_response = staticmethod(create_error_response)
+
+    assert await rendering.grammar_of(Refusing(), CHAT, max_model_len=64) is None
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,8 @@ async def test_what_has_media_has_its_turn_before_it_is_rendered():
     order = []
 
     async def one(name):
-        async with admitted(local, CONTEXT, 2, 60.0, has_media=True) as here:
+        async with admitted(local, CONTEXT, 2, 60.0) as here:
+            await here.begin()
             order.append(f"{name} rendered")
             here.run = under_way()
             outputs = here.generate(PROMPT, params(2), "name", engine.generate)
@@ -202,7 +203,9 @@ async def test_what_has_media_has_its_turn_before_it_is_rendered():
         assert order == []
     await asyncio.gather(*tasks)
     assert order[:2] == ["a rendered", "b rendered"] or order[:2] == ["a rendered", "a answered"]
-    async with admitted(local, CONTEXT, 1, 60.0, has_media=True):
+    async with admitted(local, CONTEXT, 1, 60.0) as here:
+        assert local.computing == 0
+        await here.begin()
         assert local.computing == 1
     assert (local.computing, local.outstanding) == (0, {})
 
