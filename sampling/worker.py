@@ -1,8 +1,8 @@
 """A vLLM worker whose requests go on from carried tokens, and whose seeds survive chunked prompts.
 
-Wraps one method of one object: the batch of vLLM's first model runner, where every request enters. The second
-runner takes a request's generated tokens from the scheduler and has seeds that depend on positions alone; it
-needs nothing.
+Wraps a method of the batch of vLLM's first model runner, where every request enters, and has that batch and
+the sampler keep requests apart. The second runner takes a request's generated tokens from the scheduler and
+has seeds that depend on positions alone; it needs nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sampling.allowed_tokens import keep_masks_right
 from sampling.carried import Carried
+from sampling.named_logprobs import keep_top_logprobs
 from sampling.seeds import take_up
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class CarryingWorker:
 
         batch.add_request = add_request
         keep_masks_right(batch, self.model_runner.requests)
+        keep_top_logprobs(self.model_runner.sampler)
 
 
 def _go_on(state: Any, vocabulary: int, device: Any) -> None:
