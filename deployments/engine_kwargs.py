@@ -54,6 +54,7 @@ _OF_SAMPLING: Final = (
     "logprobs_mode",
     "max_logprobs",
     "override_generation_config",
+    "use_fp64_gumbel",
 )
 """Arguments that shape sampling: what is given to one tier holds for both."""
 _OF_THE_MODEL: Final = (

@@ -156,10 +156,9 @@ class Prefilled(Message):
 
 
 def draws_of(config: VllmConfig) -> str:
-    """How an engine draws with a seed: vLLM's model runners do otherwise, and the second in two ways."""
-    if not config.use_v2_model_runner:
-        return "first"
-    return "second, fp64" if config.model_config.use_fp64_gumbel else "second"
+    """How an engine draws with a seed: vLLM's model runners do otherwise, and each in two ways."""
+    runner = "second" if config.use_v2_model_runner else "first"
+    return f"{runner}, fp64" if config.model_config.use_fp64_gumbel else runner
 
 
 def first_token(params: SamplingParams) -> SamplingParams:

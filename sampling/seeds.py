@@ -9,7 +9,7 @@ has made, would stall the step: the generator is brought forward without drawing
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,18 @@ _STATE: Final = np.dtype(
     ]
 )
 """Of a generator on CPU, as PyTorch gives it (`CPUGeneratorImplState`)."""
+
+
+class Draw(NamedTuple):
+    """What vLLM's sampler draws for a token: so many numbers, of this type and there."""
+
+    numbers: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def make(self, generator: torch.Generator) -> None:
+        """Draw, for nothing."""
+        torch.empty(self.numbers, dtype=self.dtype, device=self.device).exponential_(generator=generator)
 
 
 class RewindableGenerator(torch.Generator):  # type: ignore[misc] # mypy does not follow PyTorch
@@ -57,35 +69,30 @@ class RewindableGenerator(torch.Generator):  # type: ignore[misc] # mypy does no
         self.set_state(self._kept)
 
 
-def take_up(state: Any, carried: int, vocabulary: int, device: torch.device) -> None:
+def take_up(state: Any, carried: int, draw: Draw) -> None:
     """Prepare a request's generator for its next token; called whenever vLLM's batch takes the request in.
 
     Args:
         state: vLLM's `CachedRequestState`; nobody has drawn from its generator when `carried` is given.
         carried: Tokens that another engine has drawn with the same seed since the last call.
-        vocabulary: Width of one draw.
-        device: Where vLLM samples.
+        draw: What the engine draws for each token.
     """
     if state.generator is None:
         return
-    if device.type == "cpu" and not isinstance(state.generator, RewindableGenerator):
-        state.generator = RewindableGenerator(device)
+    on_cpu = draw.device.type == "cpu"
+    if on_cpu and not isinstance(state.generator, RewindableGenerator):
+        state.generator = RewindableGenerator(draw.device)
         state.generator.manual_seed(state.sampling_params.seed)
-    if carried <= _DRAWN or device.type != "cpu" or not _skip(state.generator, carried, vocabulary):
+    if carried <= _DRAWN or not on_cpu or not _skip(state.generator, carried, draw):
         for _ in range(carried):
-            _draw(state.generator, vocabulary, device)
+            draw.make(state.generator)
     if isinstance(state.generator, RewindableGenerator):
         state.generator.keep()
 
 
-def _draw(generator: torch.Generator, vocabulary: int, device: torch.device) -> None:
-    """Draw as vLLM's sampler does for a token."""
-    torch.empty(vocabulary, dtype=torch.float32, device=device).exponential_(generator=generator)
-
-
-def _skip(generator: torch.Generator, draws: int, vocabulary: int) -> bool:
+def _skip(generator: torch.Generator, draws: int, draw: Draw) -> bool:
     """Bring a generator on CPU to where so many draws would; False, and nothing, where nobody knows how."""
-    outputs = _outputs_of_a_draw(vocabulary)
+    outputs = _outputs_of_a_draw(draw)
     if outputs is None:
         return False
     generator.set_state(torch.from_numpy(_later(generator.get_state().numpy(), draws * outputs)))
@@ -93,7 +100,7 @@ def _skip(generator: torch.Generator, draws: int, vocabulary: int) -> bool:
 
 
 @lru_cache(maxsize=8)
-def _outputs_of_a_draw(vocabulary: int) -> int | None:
+def _outputs_of_a_draw(draw: Draw) -> int | None:
     """How many outputs of 32 bits a draw takes from a generator on CPU, by trying; None for another number.
 
     PyTorch's own kernel takes 64 bits for each entry; its kernels for one maker's CPUs take other numbers.
@@ -102,9 +109,9 @@ def _outputs_of_a_draw(vocabulary: int) -> int | None:
     before = generator.get_state().numpy()
     if before.nbytes != _STATE.itemsize:
         return None
-    _draw(generator, vocabulary, torch.device("cpu"))
+    draw.make(generator)
     after = generator.get_state().numpy()
-    tried = (2 * vocabulary, vocabulary, 1)
+    tried = (2 * draw.numbers, draw.numbers, 1)
     return next((outputs for outputs in tried if np.array_equal(_later(before, outputs), after)), None)
 
 

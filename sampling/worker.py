@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from sampling.allowed_tokens import keep_masks_right
 from sampling.carried import Carried
 from sampling.named_logprobs import keep_top_logprobs
-from sampling.seeds import take_up
+from sampling.seeds import Draw, take_up
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -31,9 +33,11 @@ class CarryingWorker:
             return
         batch = self.model_runner.input_batch
         take_in = batch.add_request
+        width = torch.float64 if self.vllm_config.model_config.use_fp64_gumbel else torch.float32
+        draw = Draw(batch.vocab_size, width, self.model_runner.device)
 
         def add_request(state: Any) -> int:
-            _go_on(state, batch.vocab_size, self.model_runner.device)
+            _go_on(state, draw)
             return int(take_in(state))
 
         batch.add_request = add_request
@@ -41,11 +45,11 @@ class CarryingWorker:
         keep_top_logprobs(self.model_runner.sampler)
 
 
-def _go_on(state: Any, vocabulary: int, device: Any) -> None:
+def _go_on(state: Any, draw: Draw) -> None:
     """Give a request, vLLM's `CachedRequestState`, the tokens that it brings along, the first time."""
     carried = Carried.of(state.sampling_params)
     new = 0
     if carried is not None and not state.output_token_ids:
         state.output_token_ids.extend(carried.token_ids)
         new = len(carried.token_ids)
-    take_up(state, new, vocabulary, device)
+    take_up(state, new, draw)

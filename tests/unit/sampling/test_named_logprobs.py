@@ -48,8 +48,12 @@ class Worker(CarryingWorker, StockWorker):
     """Of either tier, once its engine has started."""
 
     def __init__(self, mode):
-        self.vllm_config = SimpleNamespace(use_v2_model_runner=False)
-        self.model_runner = SimpleNamespace(input_batch=batch_for(), requests={}, sampler=Sampler(mode))
+        model = SimpleNamespace(use_fp64_gumbel=False)
+        self.vllm_config = SimpleNamespace(use_v2_model_runner=False, model_config=model)
+        batch, sampler = batch_for(), Sampler(mode)
+        self.model_runner = SimpleNamespace(
+            input_batch=batch, requests={}, sampler=sampler, device=batch.device
+        )
         self.initialize_from_config(None)
 
 

@@ -7,12 +7,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
 from sampling import seeds
-from sampling.seeds import take_up
+from sampling.seeds import Draw, take_up
 
 CPU = torch.device("cpu")
 VOCABULARY = 1000
+WIDTHS = [torch.float32, torch.float64]
 EMBEDDED = 49_152
 """Of the embedded model."""
 
@@ -21,13 +23,13 @@ def stock_generator(seed=7):
     return torch.Generator(CPU).manual_seed(seed)
 
 
-def draw(generator, vocabulary=VOCABULARY):
-    return torch.empty(vocabulary).exponential_(generator=generator)
+def draw(generator, vocabulary=VOCABULARY, width=torch.float32):
+    return torch.empty(vocabulary, dtype=width).exponential_(generator=generator)
 
 
-def seeded(carried=0, vocabulary=VOCABULARY, seed=7):
+def seeded(carried=0, vocabulary=VOCABULARY, seed=7, width=torch.float32):
     state = SimpleNamespace(generator=stock_generator(seed), sampling_params=SimpleNamespace(seed=seed))
-    take_up(state, carried, vocabulary, CPU)
+    take_up(state, carried, Draw(vocabulary, width, CPU))
     return state
 
 
@@ -54,7 +56,7 @@ def test_draws_are_taken_back_to_where_the_request_was_taken_in_again():
     stock, state = stock_generator(), seeded()
     for _ in range(4):
         assert torch.equal(draw(state.generator), draw(stock))
-    take_up(state, 0, VOCABULARY, CPU)
+    take_up(state, 0, Draw(VOCABULARY, torch.float32, CPU))
     for _ in range(2):
         draw(state.generator)
         take_back(state.generator)
@@ -73,24 +75,47 @@ def test_carried_tokens_are_skipped(carried):
 
 @pytest.mark.parametrize("vocabulary", [1, 7, 156, 312, 1000, 32_000, EMBEDDED, 151_936])
 @pytest.mark.parametrize("seed", [0, 7, 2**63 - 1])
-def test_what_is_skipped_is_what_would_have_been_drawn(vocabulary, seed):
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_is_skipped_is_what_would_have_been_drawn(vocabulary, seed, width):
     """To the bit, whatever came before: states as they are, not only the numbers that come next."""
     stock, carried = stock_generator(seed), 40
     for _ in range(carried):
-        draw(stock, vocabulary)
-    state = seeded(carried, vocabulary, seed)
+        draw(stock, vocabulary, width)
+    state = seeded(carried, vocabulary, seed, width)
     assert torch.equal(state.generator.get_state(), stock.get_state())
-    take_up(state, carried, vocabulary, CPU)
+    take_up(state, carried, Draw(vocabulary, width, CPU))
     for _ in range(carried):
-        draw(stock, vocabulary)
-    assert torch.equal(draw(state.generator, vocabulary), draw(stock, vocabulary))
+        draw(stock, vocabulary, width)
+    assert torch.equal(draw(state.generator, vocabulary, width), draw(stock, vocabulary, width))
+
+
+class Widths(TorchFunctionMode):
+    """Notes how wide the numbers are that are drawn."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.exponential_:
+            self.found.append(args[0].dtype)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_draw_is_as_wide_as_the_engines(width):
+    """On a GPU a generator moves on by another number of outputs for wider ones."""
+    with Widths() as widths:
+        seeded(2, width=width)
+    assert widths.found == [width] * 2
 
 
 @pytest.mark.slow
-def test_vllms_sampler_goes_on_as_after_its_own_draws():
+@pytest.mark.parametrize("width", WIDTHS)
+def test_vllms_sampler_goes_on_as_after_its_own_draws(width):
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
-    sampler, carried = TopKTopPSampler(), 40
+    sampler, carried = TopKTopPSampler(use_fp64_gumbel=width is torch.float64), 40
     logits = torch.randn(2, EMBEDDED, generator=stock_generator(1))
 
     def sampled(generator):
@@ -100,7 +125,7 @@ def test_vllms_sampler_goes_on_as_after_its_own_draws():
     stock = stock_generator()
     whole = [sampled(stock) for _ in range(carried + 5)]
     assert len(set(whole)) > carried // 2
-    state = seeded(carried, EMBEDDED)
+    state = seeded(carried, EMBEDDED, width=width)
     assert [sampled(state.generator) for _ in range(5)] == whole[carried:]
 
 
@@ -113,9 +138,10 @@ def test_any_number_of_draws_of_any_width_can_be_skipped(vocabulary, carried, se
     assert torch.equal(seeded(carried, vocabulary, seed).generator.get_state(), stock.get_state())
 
 
-def test_a_draw_takes_as_many_outputs_on_this_machine_as_on_others():
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_draw_takes_as_many_outputs_on_this_machine_as_on_others(width):
     """Otherwise each is made: long streams that go on then stall the step."""
-    assert seeds._outputs_of_a_draw(EMBEDDED) == 2 * EMBEDDED
+    assert seeds._outputs_of_a_draw(Draw(EMBEDDED, width, CPU)) == 2 * EMBEDDED
 
 
 def test_long_streams_do_not_stall_the_step():
@@ -131,11 +157,11 @@ def test_where_nobody_knows_what_a_draw_takes_each_is_made(monkeypatch):
     stock = stock_generator()
     for _ in range(50):
         draw(stock)
-    monkeypatch.setattr(seeds, "_outputs_of_a_draw", lambda vocabulary: None)
+    monkeypatch.setattr(seeds, "_outputs_of_a_draw", lambda kind: None)
     assert torch.equal(seeded(50).generator.get_state(), stock.get_state())
 
 
 def test_without_a_seed_nothing_happens():
     state = SimpleNamespace(generator=None)
-    take_up(state, 1, VOCABULARY, CPU)
+    take_up(state, 1, Draw(VOCABULARY, torch.float32, CPU))
     assert state.generator is None

@@ -32,6 +32,7 @@ def test_both_tiers_sample_alike(options, tiny, section):
         "max_logprobs": 100,
         "generation_config": "vllm",
         "override_generation_config": {"temperature": 0.5},
+        "use_fp64_gumbel": True,
     }
     found = options({"model": tiny, section: {"engine_kwargs": {**sampling, "max_num_seqs": 7}}})
     for tier in ("prefill", "decode"):

@@ -127,9 +127,15 @@ async def test_blocks_are_freed_once_they_are_read_whatever_a_client_calls_its_r
     assert not prefill_worker._ended_leases, "it did not end unread"
 
 
-async def test_with_a_seed_nothing_is_sampled_for_a_decode_engine_that_draws_otherwise(table, client):
+@pytest.mark.parametrize(
+    ("second_runner", "fp64"), [(True, False), (False, True), (True, True)], ids=["runner", "width", "both"]
+)
+async def test_with_a_seed_nothing_is_sampled_for_a_decode_engine_that_draws_otherwise(
+    table, client, second_runner, fp64
+):
     client.go.set()
-    client.vllm_config.use_v2_model_runner = True
+    client.vllm_config.use_v2_model_runner = second_runner
+    client.vllm_config.model_config.use_fp64_gumbel = fp64
     assert await prefill(table) == Prefilled(None, {"at": "prefill-job"}, "here", CacheUse(2, 1))
     ((_, _, params),) = client.asked
     assert (params.temperature, params.seed, params.max_tokens) == (0.0, None, 1)
