@@ -37,12 +37,15 @@ class ModelConfig:
     Attributes:
         name: Of its replicas; requests may name it, or one of its adapters.
         max_model_len: Longest prompt plus output, tokens; None where only its replicas know it.
+        sampled_with: The temperature and `top_p` of answers whose requests do not say them, where the model
+            does.
         shows_usage: Whether all its streams say their usage in each event, whoever asks.
     """
 
     name: str
     max_model_len: int | None
-    shows_usage: bool = False
+    sampled_with: Mapping[str, float]
+    shows_usage: bool
 
 
 @dataclass(frozen=True, slots=True)

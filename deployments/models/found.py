@@ -6,11 +6,11 @@ from typing import Any, Self
 from deployments.calibrate.profile import profile_of
 from deployments.config import ConfigError
 from deployments.config.settings import SlackServeConfig
-from deployments.engine_kwargs import check_engine_kwargs, of_the_model
+from deployments.engine_kwargs import alike_in_both, check_engine_kwargs, of_the_model
 from deployments.models.adapters import adapter_kwargs
 from deployments.models.fit import check_fits
 from deployments.models.store import ModelStore, ResolvedModel
-from deployments.models.text_model import lengths, text_model
+from deployments.models.text_model import lengths, sampled_with, text_model
 from deployments.ray_names import check_ray_names
 from slo.files.profile import Profile
 from slo.predict.measured_on import Subject
@@ -74,6 +74,11 @@ class FoundModel:
     def native_length(self) -> int | None:
         """The longest that it takes by default, tokens; None where only vLLM will know it."""
         return lengths(text_model(self.resolved.source, of_the_model(self.config))).by_default
+
+    @property
+    def sampled_with(self) -> dict[str, float]:
+        """What it says of the temperature and `top_p` of answers whose requests do not."""
+        return sampled_with(self.resolved.source, alike_in_both(self.config))
 
 
 def _subject(config: SlackServeConfig, model: ResolvedModel) -> Subject:

@@ -1,7 +1,7 @@
 """What a model's own configuration says of it, as vLLM will read it.
 
-Owns how long prompt and answer may be by it. Of models that are not here yet, and of what vLLM knows and
-their files do not say, it says nothing.
+Owns how long prompt and answer may be by it, and what answers are sampled with. Of models that are not here
+yet, and of what vLLM knows and their files do not say, it says nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ SHAPED_BY = ("config_format", "disable_sliding_window", "hf_config_path", "hf_ov
 """vLLM's arguments with which a model is read otherwise."""
 _OTHER_LENGTHS = ("n_positions", "max_seq_len", "seq_length", "max_target_positions", "max_sequence_length")
 """Lengths that may stand beside it; the smallest counts."""
+
+_GENERATION_CONFIG = "generation_config.json"
+_OF_THE_MODEL, _NONE = "auto", "vllm"
+"""What `generation_config` may be, vLLM's argument, beside a directory: its default, and no file."""
+_SAMPLED_WITH = ("temperature", "top_p")
 
 _ENDLESS = 1e100
 """No number that is meant is as large."""
@@ -134,6 +139,22 @@ def text_model(source: str, given: Mapping[str, Any]) -> dict[str, Any]:
         values.pop(_POSITIONS, None)  # the window may be the length then
     text = values.get("text_config")
     return text if isinstance(text, dict) else values
+
+
+def sampled_with(source: str, given: Mapping[str, Any]) -> dict[str, float]:
+    """What of an answer's temperature and `top_p` a model itself says, for requests that do not.
+
+    Args:
+        source: Its directory or hub id.
+        given: vLLM's arguments that shape it, and how it samples.
+    """
+    where = given.get("generation_config", _OF_THE_MODEL)
+    if where == _OF_THE_MODEL:
+        where = given.get("hf_config_path") or source
+    path = Path(where) / _GENERATION_CONFIG
+    values = _json(path) if where != _NONE and path.is_file() else {}
+    values |= given.get("override_generation_config") or {}
+    return {name: values[name] for name in _SAMPLED_WITH if values.get(name) is not None}
 
 
 def _is_mistrals(directory: Path, config_format: str) -> bool:

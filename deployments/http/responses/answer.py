@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Iterator
-from types import SimpleNamespace
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any, Final
 
 from openai.types.responses import (
@@ -31,6 +30,7 @@ from vllm.entrypoints.openai.responses.protocol import (
 )
 from vllm.entrypoints.openai.responses.streaming_events import SimpleStreamingEventProcessor, split_delta
 from vllm.entrypoints.openai.responses.utils import build_response_output_items
+from vllm.sampling_params import SamplingParams
 
 from deployments.http.body.asks import UNKNOWN_LENGTH
 from deployments.http.responses.request import field_here
@@ -39,6 +39,7 @@ _DATA: Final = "data: "
 _DONE: Final = "[DONE]"
 _CUT: Final = "length"
 """Why a chat ended whose response is incomplete."""
+_NOTHING: Final[Mapping[str, float]] = {}
 
 
 class ResponseWording:
@@ -50,6 +51,7 @@ class ResponseWording:
         max_model_len: Tokens that the model takes, prompt and answer together; None where only its replicas
             know it.
         max_output_tokens: The most that any answer has; None for what the model takes.
+        sampled_with: What the model says of the temperature and `top_p` of answers.
     """
 
     path = "/v1/responses"
@@ -60,10 +62,12 @@ class ResponseWording:
         response_id: str,
         max_model_len: int | None,
         max_output_tokens: int | None = None,
+        sampled_with: Mapping[str, float] = _NOTHING,
     ) -> None:
         self._asked = asked.model_copy(update={"request_id": response_id})
         self._max_model_len = max_model_len
         self._max_output_tokens = max_output_tokens
+        self._sampled_with = sampled_with
         self._created_s = int(time.time())
 
     def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
@@ -124,9 +128,9 @@ class ResponseWording:
             is_full = any(usage["completion_tokens"] >= bound for bound in bounds)
             is_cut = finish_reason == _CUT or (finish_reason == "tool_calls" and is_full)
             status = "incomplete" if is_cut else "completed"
-        sampled = SimpleNamespace(
-            temperature=1.0 if asked.temperature is None else asked.temperature,
-            top_p=1.0 if asked.top_p is None else asked.top_p,
+        sampled = SamplingParams(
+            temperature=self._of_model("temperature") if asked.temperature is None else asked.temperature,
+            top_p=self._of_model("top_p") if asked.top_p is None else asked.top_p,
             max_tokens=max(1, min(bounds, default=UNKNOWN_LENGTH)),
             presence_penalty=asked.presence_penalty or 0.0,
             frequency_penalty=asked.frequency_penalty or 0.0,
@@ -141,6 +145,9 @@ class ResponseWording:
             status=status,
             usage=None if usage is None else _usage(usage),
         )
+
+    def _of_model(self, name: str) -> float:
+        return self._sampled_with.get(name, 1.0)
 
 
 class _Stream:

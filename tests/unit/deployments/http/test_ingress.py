@@ -10,9 +10,13 @@ from starlette.requests import Request
 from deployments.config.limits import LimitsConfig
 from deployments.http.errors import HTTPError
 from deployments.http.ingress import SlackServeIngress
+from deployments.http.served_model import ModelConfig
 from slo.admission.tenants import ANONYMOUS
 
-SERVED = SimpleNamespace(config=SimpleNamespace(max_model_len=100))
+SERVED = SimpleNamespace(config=ModelConfig("m", 100, {"temperature": 0.6, "top_p": 0.9}, shows_usage=False))
+
+CHOICE = {"index": 0, "message": {"role": "assistant", "content": "Once"}, "finish_reason": "stop"}
+ANSWER = {"model": "m", "choices": [CHOICE], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
 
 
 class Ingress(SlackServeIngress):
@@ -55,9 +59,24 @@ async def test_the_id_of_a_response(given, of_chat, of_answer):
     await ingress.responses(posted({"input": "hi", **given}))
     found = ingress.body.request_id if "request_id" in ingress.body.model_fields_set else None
     assert found == of_chat, "what the chat does with the id of its own body"
-    answer = {"index": 0, "message": {"role": "assistant", "content": "Once"}, "finish_reason": "stop"}
-    usage = {"prompt_tokens": 1, "completion_tokens": 1}
-    assert ingress.wording.whole({"model": "m", "choices": [answer], "usage": usage})["id"] == of_answer
+    assert ingress.wording.whole(ANSWER)["id"] == of_answer
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({}, (0.6, 0.9)),
+        ({"temperature": 1.5}, (1.5, 0.9)),
+        ({"top_p": 0.5}, (0.6, 0.5)),
+        ({"temperature": 0}, (0.0, 1.0)),  # greedily, where vLLM has no top_p
+    ],
+    ids=str,
+)
+async def test_a_response_tells_what_it_was_sampled_with(asked, told):
+    ingress = Ingress()
+    await ingress.responses(posted({"input": "hi", **asked}))
+    response = ingress.wording.whole(ANSWER)
+    assert (response["temperature"], response["top_p"]) == told
 
 
 async def test_a_response_is_told_the_most_that_any_answer_has():

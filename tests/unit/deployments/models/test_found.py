@@ -1,9 +1,10 @@
-"""How long a model's prompts may be is what its engines take."""
+"""How long a model's prompts may be, and how answers are sampled, is as in its engines."""
 
 import contextlib
 import json
 import math
 import shutil
+from pathlib import Path
 
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -109,6 +110,41 @@ def test_the_longest_is_what_vllm_takes(model, changes, by_default, most):
     assert vllm_takes(most) == most
     with pytest.raises(ValueError, match="is greater than the derived max_model_len"):
         vllm_takes(most + 1)
+
+
+@pytest.mark.parametrize(
+    ("of_model", "given", "expected"),
+    [
+        (None, {}, {}),
+        ({"eos_token_id": 2}, {}, {}),
+        ({"temperature": 0.6, "top_p": 0.9, "top_k": 20}, {}, {"temperature": 0.6, "top_p": 0.9}),
+        ({"temperature": 0.6}, {"generation_config": "vllm"}, {}),
+        (
+            {"temperature": 0.6},
+            {"override_generation_config": {"top_p": 0.5}},
+            {"temperature": 0.6, "top_p": 0.5},
+        ),
+        (
+            {"temperature": 0.6, "top_p": 0.9},
+            {"override_generation_config": {"temperature": None}},
+            {"top_p": 0.9},
+        ),
+        (None, {"generation_config": "elsewhere"}, {"temperature": 0.3}),
+        ({"temperature": 0.6}, {"hf_config_path": "elsewhere"}, {"temperature": 0.3}),
+    ],
+    ids=str,
+)
+def test_answers_are_sampled_as_by_vllm(model, monkeypatch, tmp_path, of_model, given, expected):
+    directory = Path(model({}))
+    if of_model is not None:
+        (directory / "generation_config.json").write_text(json.dumps(of_model))
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(directory, "elsewhere")
+    (tmp_path / "elsewhere/generation_config.json").write_text(json.dumps({"temperature": 0.3}))
+    of_vllm = AsyncEngineArgs(model=str(directory), **given).create_model_config().get_diff_sampling_param()
+    assert {name: value for name, value in of_vllm.items() if name in {"temperature", "top_p"}} == expected
+    config = parse({"model": str(directory), "decode": {"engine_kwargs": given}})
+    assert FoundModel.of(config).sampled_with == expected
 
 
 def gemma3(**text):

@@ -55,7 +55,7 @@ class Ingress(InferenceIngress):
     def _named_by(self, body):
         body.model = "tiny"
         return SimpleNamespace(
-            config=SimpleNamespace(max_model_len=100, shows_usage=False),
+            config=SimpleNamespace(max_model_len=100, sampled_with={}, shows_usage=False),
             placement=SimpleNamespace(place=self._place, job_ended=lambda _: None),
             decode=SimpleNamespace(answer=self._answer),
             tell=self.ended.append,
