@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sampling.carried import CacheUse
 
 _OPENING: Final = re.compile(r'"delta":\{"role":"(?:[^"\\]|\\.)*"(?:,"content":"")?\}')
+_FINISHED: Final = '"finish_reason":"'
 _ERROR_EVENT: Final = 'data: {"error"'
 SERVER_ERRORS: Final = 500
 """Codes from here on are the server's fault, not the request's."""
@@ -74,6 +75,11 @@ def is_role(text: str) -> bool:
     A tool parser may put the role into each of its deltas.
     """
     return _OPENING.search(text) is not None
+
+
+def ends_answer(text: str) -> bool:
+    """Whether a server-sent event is the last of an answer, of which a stream may have several."""
+    return _FINISHED in text
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ engine is `decode_node.orchestrator`'s.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMServerError
 
-from decode_node.answers import REQUEST_FAILED, SERVER_ERRORS, error_in, error_response
+from decode_node.answers import REQUEST_FAILED, SERVER_ERRORS, ends_answer, error_in, error_response
 from decode_node.carrying import BoundReason
 from decode_node.rendering import Rendered, grammar_of, render
 from decode_node.requests.underway import Call, Underway
@@ -98,13 +99,29 @@ class OpenAILayer:
                     if error is not None and error.code >= SERVER_ERRORS:
                         run.refusal = self.failed(error.message)
                         break
-                    told = run.progress.piece(piece) if isinstance(piece, str) else piece
+                    told = piece
+                    if isinstance(piece, str):
+                        told = run.progress.piece(self._stamped(piece, is_chat=run.call.is_chat))
                     if told is not None:
                         yield told
         except VLLMServerError as error:  # not streaming; a stream has it as an event
             run.refusal = run.refusal or self.failed(str(error))
         if run.refusal is not None:
             yield run.refusal
+
+    def _stamped(self, event: str, *, is_chat: bool) -> str:
+        """An event of a stream, with the engine's fingerprint if an answer ends with it.
+
+        So vLLM has it for whoever asks for no totals. The ingress asks for them whatever its client does, and
+        vLLM has it in these alone.
+        """
+        if not ends_answer(event):
+            return event
+        serving = self.engine._oai_serving_chat if is_chat else self.engine._oai_serving_completion  # noqa: SLF001
+        if (fingerprint := serving.system_fingerprint) is None:
+            return event
+        head, brace, end = event.rpartition("}")
+        return f'{head},"system_fingerprint":{json.dumps(fingerprint)}{brace}{end}'
 
     def failed(self, message: str) -> ErrorResponse:
         """That the engine has failed a request, and whether it lives on."""

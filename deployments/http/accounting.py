@@ -139,10 +139,6 @@ class RequestRecord:
             self._last_token_s = now_s
         return text if self.meter is None else self.meter.read(text)
 
-    def held(self) -> str:
-        """What is left of the events of a stream that ends early; nothing when all have been given."""
-        return "" if self.meter is None else self.meter.held()
-
     def traced(self, error: HTTPError) -> HTTPError:
         """The error that the request is answered with, naming the trace in which it is recorded, if it is."""
         error.trace_id = trace_id_of(self.span)

@@ -1,9 +1,9 @@
 """How many tokens one request has taken, by its engine's own count.
 
 Owns what the engine is asked for so that a stream says so, and that the client sees no more of it than it
-has asked for itself: what the end of a stream then lacks is put into its last event. Where a tenant's tokens
-are limited a stream says so in every event: a request that ends early has taken what its last ones say. Of a
-cancelled one whose events do not say it, or that has none, its decode replica tells the router.
+has asked for itself. Where a tenant's tokens are limited a stream says so in every event: a request that ends
+early has taken what its last ones say. Of a cancelled one whose events do not say it, or that has none, its
+decode replica tells the router.
 Any other stream says so once, at its end: its events cannot be counted instead, as one of them may bring
 several tokens.
 """
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from vllm.entrypoints.generate.base.protocol import StreamOptions
 
+from decode_node.answers import ends_answer
 from deployments.http.body.asks import answers_per_prompt, prompts
 from slo.admission.tenant_limits import NO_USAGE, Usage
 
@@ -28,9 +29,7 @@ _CHOICE: Final = re.compile(r'"choices":\[\{"index":(\d+),')
 _TOTALS: Final = '"choices":[]'
 """The event before the end of a stream, with the usage of all its answers."""
 _FINGERPRINT: Final = re.compile(r',"system_fingerprint":"(?:[^"\\]|\\.)*"')
-"""In that event; an engine that is asked for no usage has it in the last one of an answer."""
-_FINISHED: Final = '"finish_reason":"'
-"""In the last event of an answer."""
+"""In that event; a client that has not asked for it has it in the last one of each answer."""
 
 
 class TokenMeter:
@@ -52,8 +51,6 @@ class TokenMeter:
         self._whole: Usage | None = None
         self._total_tokens: int | None = None
         self._shows_totals = self._shows_counts = True
-        self._unfinished = self._answers_in_all
-        self._held = ""
         if self._streams:
             asked = body.stream_options
             self._shows_totals = shows_all or (asked is not None and bool(asked.include_usage))
@@ -70,34 +67,13 @@ class TokenMeter:
         )
 
     def read(self, event: str) -> str:
-        """Take the counts of an event of the stream; returns it as the client asked for it, or nothing.
-
-        Where a client sees no totals, the event that ends its last answer waits for them.
-        """
+        """Take the counts of an event of the stream; returns it as the client asked for it, or nothing."""
         if _TOTALS in event:
             if (totals := _COUNTS.search(event)) is not None:
                 self._total_tokens = int(totals[2])
-            return event if self._shows_totals else self._stamped(event)
+            return event if self._shows_totals else ""
         told = self._told(event)
-        if self._shows_totals:
-            return told
-        if _FINISHED in event:
-            self._unfinished -= 1
-            if self._unfinished == 0:
-                self._held = told
-                return ""
-        return self.held() + told if self._held else told
-
-    def held(self) -> str:
-        """The event that waits for the totals, which do not come; nothing when none does."""
-        held, self._held = self._held, ""
-        return held
-
-    def _stamped(self, totals: str) -> str:
-        """The event that has waited for these totals, with the engine's fingerprint."""
-        found = _FINGERPRINT.search(totals)
-        head, brace, end = self.held().rpartition("}")
-        return head + ("" if found is None or not brace else found[0]) + brace + end
+        return _FINGERPRINT.sub("", told) if self._shows_totals and ends_answer(told) else told
 
     def _told(self, event: str) -> str:
         """An event of an answer, whose counts are taken, as the client asked for it."""

@@ -24,7 +24,7 @@ async def events(
         async for part in _parts(first, rest):
             if (error := error_in(part)) is not None:
                 record.end(_late_end(error))
-                yield record.held() + _error_event(http_errors.engine_error(error))
+                yield _error_event(http_errors.engine_error(error))
                 return
             if not (text := record.event(str(part))):
                 continue
@@ -32,10 +32,8 @@ async def events(
                 record.end(Outcome.FINISHED)
             yield text
         record.end(Outcome.FINISHED)
-        if left := record.held():
-            yield left
     except HTTPError as error:
-        yield record.held() + _error_event(error)
+        yield _error_event(error)
     finally:
         record.end(Outcome.CANCELLED)
         await rest.aclose()

@@ -1,6 +1,8 @@
-"""What vLLM refuses makes no line in the log of a decode replica; what fails does."""
+"""What vLLM refuses makes no line in a decode replica's log; what fails does. Streams name the engine."""
 
+import json
 import logging
+from types import SimpleNamespace
 
 import pytest
 from jinja2 import TemplateSyntaxError
@@ -10,6 +12,9 @@ from vllm.renderers import hf, mistral
 
 from benchmarks.harness.tiny_models import build_tiny_llama
 from decode_node.requests import openai_layer
+from decode_node.requests.underway import Call, Underway
+from decode_node.spans import RequestSpans
+from slo.request import ReplicaId
 
 SERVING = "vllm.entrypoints.openai.{}.serving"
 
@@ -80,3 +85,41 @@ def test_a_template_that_does_not_compile_is_told(written):
     error = TemplateSyntaxError("unexpected end", 1)
     logging.getLogger(hf.__name__).error("Error when compiling Jinja template", exc_info=error)
     assert len(written) == 1
+
+
+class Engine:
+    """Streams the events of two answers; the totals follow, as ingresses ask for them."""
+
+    EVENTS = (
+        'data: {"choices":[{"index":0,"text":"a","finish_reason":null}]}\n\n',
+        'data: {"choices":[{"index":1,"text":"\\"finish_reason\\":\\"","finish_reason":null}]}\n\n',
+        'data: {"choices":[{"index":1,"text":"b","finish_reason":"stop"}]}\n\n',
+        'data: {"choices":[{"index":0,"text":"c","finish_reason":"length"}],"usage":{"total_tokens":9}}\n\n',
+        'data: {"choices":[],"usage":{"total_tokens":9},"system_fingerprint":"f"}\n\n',
+        "data: [DONE]\n\n",
+    )
+
+    def __init__(self, of_chats, of_completions):
+        self._oai_serving_chat = SimpleNamespace(system_fingerprint=of_chats)
+        self._oai_serving_completion = SimpleNamespace(system_fingerprint=of_completions)
+
+    async def chat(self, request, info):
+        for event in self.EVENTS:
+            yield event
+
+    completions = chat
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+@pytest.mark.parametrize("fingerprint", [None, "vllm", 'one "of" ours'])
+async def test_each_answer_of_a_stream_ends_with_the_engines_fingerprint(is_chat, fingerprint):
+    engine = Engine(fingerprint, "other") if is_chat else Engine("other", fingerprint)
+    call = Call(None, None, is_chat=is_chat, token_ids=[], spans=RequestSpans(""))
+    layer = openai_layer.OpenAILayer(ReplicaId("a"), engine)
+    sent = [piece.text async for piece in layer.answer(None, Underway(call, None))]
+    assert (sent[:2], sent[4:]) == ([*Engine.EVENTS[:2]], [*Engine.EVENTS[4:]])
+    stamp = {} if fingerprint is None else {"system_fingerprint": fingerprint}
+    for text, event in zip(sent[2:4], Engine.EVENTS[2:4], strict=True):
+        assert text.endswith("}\n\n")
+        said, made = (json.loads(each.removeprefix("data: ")) for each in (text, event))
+        assert said == {**made, **stamp}

@@ -122,43 +122,25 @@ def totals_of(fingerprint):
 
 
 @pytest.mark.parametrize("admitted", [None, ADMITTED])
-@pytest.mark.parametrize("fingerprint", ["vllm-0.29-tp1", 'a "name" \\ of one', None])
-def test_the_last_event_of_an_answer_has_the_fingerprint_of_the_totals(admitted, fingerprint):
-    """vLLM, which is asked for totals that the client does not see, has it there alone."""
-    meter = TokenMeter(CompletionRequest(model="m", prompt="a", stream=True), admitted)
-    event = text_event(0, 4, 7)
-    assert meter.read(event), "no event but the last waits"
-    last = last_event(0) if admitted is None else last_event(0, usage=usage(7, 5))
-    assert meter.read(last) == ""
-    given = {} if fingerprint is None else {"system_fingerprint": fingerprint}
-    assert values(meter.read(totals_of(fingerprint))) == {**values(last_event(0)), **given}
-    assert meter.read("data: [DONE]\n\n") == "data: [DONE]\n\n"
+@pytest.mark.parametrize("fingerprint", ["vllm-0.29-tp1", 'a "name" \\ of one'])
+def test_who_sees_no_totals_has_the_fingerprint_where_each_answer_ends(admitted, fingerprint):
+    """As decode replicas send it; nothing waits for what is still to come."""
+    meter = TokenMeter(CompletionRequest(model="m", prompt="a", n=2, stream=True), admitted)
+    counts = {} if admitted is None else {"usage": usage(7, 5)}
+    for index in (1, 0):
+        told = values(meter.read(last_event(index, **counts, system_fingerprint=fingerprint)))
+        assert told == {**values(last_event(index)), "system_fingerprint": fingerprint}
+    assert meter.read(totals_of(fingerprint)) == ""
     assert meter.output_tokens == 5
 
 
-def test_of_several_answers_the_last_one_to_end_has_the_fingerprint():
-    meter = TokenMeter(CompletionRequest(model="m", prompt="a", n=2, stream=True), None)
-    assert meter.read(last_event(1)) == last_event(1)
-    assert meter.read(last_event(0)) == ""
-    assert values(meter.read(totals_of("f")))["system_fingerprint"] == "f"
-
-
-def test_who_sees_the_totals_waits_for_nothing():
+def test_who_sees_the_totals_has_the_fingerprint_in_them_alone():
     asked = {"include_usage": True}
-    body = CompletionRequest(model="m", prompt="a", stream=True, stream_options=asked)
+    body = CompletionRequest(model="m", prompt="a", n=2, stream=True, stream_options=asked)
     meter = TokenMeter(body, None)
-    assert meter.read(last_event(0)) == last_event(0)
-    assert meter.read(totals_of("f")) == totals_of("f")
-
-
-def test_the_last_event_is_given_without_totals_too():
-    done = "data: [DONE]\n\n"
-    meter = TokenMeter(CompletionRequest(model="m", prompt="a", stream=True), None)
-    assert meter.read(last_event(0)) == ""
-    assert meter.read(done) == last_event(0) + done
-    meter = TokenMeter(CompletionRequest(model="m", prompt="a", stream=True), None)
-    meter.read(last_event(0))
-    assert (meter.held(), meter.held()) == (last_event(0), "")
+    for index in (1, 0):
+        assert meter.read(last_event(index, system_fingerprint='a "name"')) == last_event(index)
+    assert meter.read(totals_of('a "name"')) == totals_of('a "name"')
 
 
 def test_text_that_looks_like_the_end_of_an_answer_is_text():

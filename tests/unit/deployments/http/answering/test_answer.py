@@ -38,9 +38,6 @@ class Record:
     def event(self, text):
         return text
 
-    def held(self):
-        return ""
-
     def answered(self, usage):
         self.usages.append(usage)
 

@@ -6,7 +6,6 @@ import pytest
 
 from decode_node.answers import NOTHING_ALLOWED, error_response
 from deployments.http.answering.event_stream import events
-from deployments.http.errors import HTTPError
 from slo.outcomes import Outcome
 
 TOKEN = 'data: {"choices": [{"text": "a"}]}\n\n'
@@ -23,9 +22,6 @@ class Record:
 
     def event(self, text):
         return text
-
-    def held(self):
-        return ""
 
     def end(self, outcome):
         self.outcomes.append(outcome)
@@ -71,30 +67,6 @@ async def test_a_stream_that_others_have_ended_ends_with_the_error_and_nothing_e
     error = json.loads(last.removeprefix("data: "))["error"]
     assert (error["type"], error["code"]) == ("overloaded_error", "dropped")
     assert record.outcomes[0] is Outcome.EVICTED
-
-
-@pytest.mark.parametrize("end", [None, ERROR, HTTPError(503, "gone", kind="server_error")])
-async def test_an_event_that_was_held_back_is_given_before_the_stream_ends_early(end):
-    class Holding(Record):
-        waits = ""
-
-        def event(self, text):
-            self.waits = text
-            return ""
-
-        def held(self):
-            held, self.waits = self.waits, ""
-            return held
-
-    async def rest():
-        if isinstance(end, Exception):
-            raise end
-        if end is not None:
-            yield end
-
-    given = "".join([text async for text in events(TOKEN, rest(), Holding())])
-    assert given.startswith(TOKEN)
-    assert ('"error"' in given) == (end is not None)
 
 
 async def test_an_error_of_vllms_ends_a_stream_in_our_words():
