@@ -27,8 +27,8 @@ MARGIN: Final = 0.9
 CATCH_UP: Final = 20
 """A stream that is late wants each step to be shorter by this part of its lateness."""
 CUSHION: Final = 3.0
-"""A stream is in danger that is ahead by less than it loses in so many steps with everybody, and by less than
-its objective: an answer may end with any step."""
+"""A stream is in danger that is ahead by less than it loses in so many steps with everybody and one token's
+objective together: an answer may end with any step."""
 
 _STALL: Final = 0.5
 """Part of the tightest TPOT objective that computing a sequence again may add to a step."""
@@ -302,11 +302,12 @@ class Composer:
         wanted_s = (steps + 1) * max(full_s - need.pace_s, WORTH * full_s)
         saved_s, chosen = 0.0, []
         for one in others:
-            saves_s = steps * self._own_s(one.context) - 2 * self._times.moved_s
-            if saved_s >= wanted_s or saves_s <= 0:
+            if saved_s >= wanted_s:
                 break
-            chosen.append(one.request_id)
-            saved_s += saves_s
+            saves_s = steps * self._own_s(one.context) - 2 * self._times.moved_s
+            if saves_s > 0:
+                chosen.append(one.request_id)
+                saved_s += saves_s
         moves_s = 2 * self._times.moved_s * len(chosen)
         return _Row(steps, frozenset(chosen), saved_s, wanted_s, moves_s, need)
 

@@ -48,7 +48,9 @@ def find(cluster, monkeypatch):
     monkeypatch.setattr(served_model, "PlacementClient", lambda *_: SimpleNamespace(start=lambda: None))
     monkeypatch.setattr(served_model, "TierCalls", lambda _: SimpleNamespace(ask=None))
     ways = WaysConfig(1.0, monitor=MonitorOptions({"tiny": MonitorSettings()}))
-    ServedModel.started(ModelConfig("tiny", None), ways, SimpleNamespace(), SimpleNamespace(), None)
+    ServedModel.started(
+        ModelConfig("tiny", None, {}, shows_usage=False), ways, SimpleNamespace(), SimpleNamespace(), None
+    )
     return finds[0]
 
 

@@ -105,6 +105,15 @@ def test_where_those_that_have_time_do_not_suffice_lower_ranks_lose_theirs():
     assert ranked.gap_s <= MAX_GAP_S
 
 
+def test_one_that_is_not_worth_moving_hides_nobody():
+    """Moving it costs more than its short context saves in a row of 32; the long ones are of a higher tier."""
+    model = times(fixed_s=0.005, stream_s=0.0, context_s=1e-6, moved_s=0.001)
+    composer = Composer(model)
+    urgent = Paced("urgent", 1000, 0.018, 0.0, 0.0, 2)
+    short, long = Paced("short", 50), [Paced(f"long{i}", 3000, rank=1) for i in range(6)]
+    assert composer.leaves_out([urgent, short, *long], 0.0) >= {"long0"}
+
+
 def test_lower_ranks_keep_their_pace_where_others_have_time():
     mixed = {f"urgent{i}": 0.018 for i in range(4)} | {f"usual{i}": 0.040 for i in range(2)}
     mixed |= {f"free{i}": None for i in range(12)}
