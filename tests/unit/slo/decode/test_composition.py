@@ -106,7 +106,7 @@ def test_where_those_that_have_time_do_not_suffice_lower_ranks_lose_theirs():
 
 
 def test_one_that_is_not_worth_moving_hides_nobody():
-    """Moving it costs more than its short context saves in a row of 32; the long ones are of a higher tier."""
+    """Moving it costs more than its short context saves in a row; the long ones are of a higher tier."""
     model = times(fixed_s=0.005, stream_s=0.0, context_s=1e-6, moved_s=0.001)
     composer = Composer(model)
     urgent = Paced("urgent", 1000, 0.018, 0.0, 0.0, 2)
