@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -30,6 +31,7 @@ from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
+from deployments.parser_files import load_parsers, parser_files
 from slo.files.strict_yaml import nearest
 
 _CONFIGS: Final = (
@@ -53,8 +55,8 @@ _REGISTERED: Final[Mapping[str, Callable[[], Collection[str]]]] = {
     "tool_call_parser": ToolParserManager.list_registered,
 }
 """Arguments that name something that plugins can add to, and what there is."""
-_PLUGINS: Final = {"reasoning_parser": "reasoning_parser_plugin", "tool_call_parser": "tool_parser_plugin"}
-"""Those whose names count as they are written, and the arguments that name files with more of them."""
+_PARSERS: Final = frozenset({"reasoning_parser", "tool_call_parser"})
+"""Those whose names count as they are written, and that files of an operator's own may register."""
 
 
 class _Field(NamedTuple):
@@ -70,6 +72,9 @@ def refusal(given: Mapping[str, Any]) -> str | None:
     Args:
         given: Values by the names of vLLM's arguments; None leaves one to vLLM.
     """
+    for key, path in parser_files(given).items():
+        if not Path(path).is_file():
+            return f"{key}: there is no file {path}"
     for key, value in given.items():
         if value is not None and (problem := _not_of_its_type(key, value) or _not_there(key, value, given)):
             return problem
@@ -119,18 +124,15 @@ def _parts(annotation: Any) -> Iterator[Any]:
 
 
 def _not_there(key: str, value: Any, given: Mapping[str, Any]) -> str | None:
-    """What is wrong with a name that neither vLLM nor one of its plugins has registered."""
+    """What is wrong with a name that neither vLLM, one of its plugins nor a given file has registered."""
     if (names := _REGISTERED.get(key)) is None or not isinstance(value, str) or not value:
         return None
-    if (plugin := _PLUGINS.get(key)) is not None:
-        config = given.get("structured_outputs_config")
-        if given.get(plugin) or (isinstance(config, Mapping) and config.get(plugin)):
-            return None
-        if key == "tool_call_parser" and not given.get("enable_auto_tool_choice"):
-            return None  # nobody asks for it
-    name = value.lower() if plugin is None else value
+    if key == "tool_call_parser" and not given.get("enable_auto_tool_choice"):
+        return None  # nobody asks for it
+    name = value if key in _PARSERS else value.lower()
     if name not in names():
         load_general_plugins()  # as each of vLLM's processes does first
+        load_parsers(given)
     if name in names() or (key == "load_format" and _has_loader(name)):
         return None
     return f"vLLM has no {key} {value!r}; {nearest(name, names())}"

@@ -26,6 +26,7 @@ from deployments.local.engine_start import cpu_environment
 from deployments.local.launcher import DECODE_PREFIX, PREFILL_PREFIX
 from deployments.models.digest import model_digest
 from deployments.models.found import FoundModel
+from deployments.parser_files import ConfigWithParsers
 from kv_transfer.connector import KVRole
 from kv_transfer.shared_gpu import GPU_PER_WORKER
 from prefill_node.engine_setup import EngineSetup, shares_of
@@ -140,7 +141,7 @@ def llm_config(model: FoundModel, role: KVRole) -> LLMConfig:
     config, found, is_prefill = model.config, model.resolved, role is KVRole.PREFILL
     pool = config.prefill if is_prefill else config.decode
     pinned = PinnedPrefill if is_prefill else PinnedDecode
-    return LLMConfig(
+    return ConfigWithParsers(
         model_loading_config={"model_id": found.model_id, "model_source": found.source},
         accelerator_type=pool.accelerator_type or config.accelerator_type,
         engine_kwargs=engine_kwargs(config, model.native_length, pool, role) | model.adapters,

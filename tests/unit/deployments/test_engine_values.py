@@ -1,10 +1,13 @@
 """What vLLM would not take is refused, and nothing else: held against vLLM itself."""
 
 import dataclasses
+import shutil
 
+import own_parsers
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
 from benchmarks.harness.tiny_models import build_tiny_llama
@@ -25,7 +28,7 @@ def test_a_section_that_is_written_as_text_is_left_to_vllm():
 
 
 ARGUMENTS = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
-LATER = {"load_format", "reasoning_parser"}
+LATER = {"load_format", "reasoning_parser", "reasoning_parser_plugin"}
 """What these name is looked for when weights are loaded, and where answers are made."""
 
 
@@ -75,10 +78,8 @@ def test_a_value_that_vllm_does_not_know_is_refused_with_the_nearest(given, prob
         {"gpu_memory_utilization": 1},
         {"moe_backend": "flashinfer-cutlass"},
         {"reasoning_parser": ""},
-        {"reasoning_parser": "mine", "reasoning_parser_plugin": "mine.py"},
-        {"reasoning_parser": "mine", "structured_outputs_config": {"reasoning_parser_plugin": "mine.py"}},
+        {"reasoning_parser": "qwen3", "reasoning_parser_plugin": ""},
         {"tool_call_parser": "mine"},
-        {"tool_call_parser": "mine", "tool_parser_plugin": "mine.py"} | AUTO,
         {"tool_call_parser": "hermes"} | AUTO,
     ],
     ids=str,
@@ -98,6 +99,41 @@ def test_what_a_plugin_registers_is_known(monkeypatch):
 
     monkeypatch.setattr(engine_values, "load_general_plugins", plugin)
     assert refusal({"tool_call_parser": "mine", "quantization": "mine"} | AUTO) is None
+
+
+FILES = pytest.mark.parametrize(
+    ("parser", "file"),
+    [
+        ({"reasoning_parser": "mine"}, lambda path: {"reasoning_parser_plugin": path}),
+        (
+            {"reasoning_parser": "mine"},
+            lambda path: {"structured_outputs_config": {"reasoning_parser_plugin": path}},
+        ),
+        ({"tool_call_parser": "mine"} | AUTO, lambda path: {"tool_parser_plugin": path}),
+    ],
+    ids=["reasoning", "within", "tools"],
+)
+
+
+@pytest.fixture
+def _no_parsers(monkeypatch):
+    for manager in (ReasoningParserManager, ToolParserManager):
+        monkeypatch.setattr(manager, "lazy_parsers", dict(manager.lazy_parsers))
+
+
+@FILES
+@pytest.mark.usefixtures("_no_parsers")
+def test_what_a_file_registers_is_known(parser, file, tmp_path):
+    path = shutil.copy(own_parsers.__file__, tmp_path)
+    assert refusal(parser | file(path)) is None
+    [key] = parser.keys() - AUTO.keys()
+    assert f"vLLM has no {key} 'others'" in refusal(parser | {key: "others"} | file(path))
+
+
+@FILES
+def test_a_file_that_is_not_there_is_refused(parser, file, tmp_path):
+    for path in (tmp_path, tmp_path / "mine.py"):
+        assert f"_parser_plugin: there is no file {path}" in refusal(parser | file(str(path)))
 
 
 def test_no_default_of_vllms_is_refused():

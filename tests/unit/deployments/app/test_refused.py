@@ -74,6 +74,10 @@ REFUSED = pytest.mark.parametrize(
             {"decode": {"engine_kwargs": {"enable_auto_tool_choice": True}}},
             "decode.engine_kwargs: enable_auto_tool_choice needs a tool_call_parser",
         ),
+        (
+            {"decode": {"engine_kwargs": {"tool_parser_plugin": "/no/such/parsers.py"}}},
+            "decode.engine_kwargs: tool_parser_plugin: there is no file /no/such/parsers.py",
+        ),
         ({"lora": {"adapters": {"a": "/no/such/adapter"}}}, "lora.adapters.a: /no/such/adapter has no"),
         ({"model_name": "tiny#8b"}, "'tiny#8b' is the name of a model or adapter and has '#'"),
         (
