@@ -265,7 +265,7 @@ def local_path(name: str) -> Path | None:
 
 
 def _is_hub_id(name: str) -> bool:
-    """Whether there may be something of that name on a hub; of another scheme, vLLM knows."""
+    """Whether there may be something of that name on the hub."""
     # They take a fifth of a second to import. The library's own documentation imports the function so.
     from huggingface_hub.errors import HFValidationError  # noqa: PLC0415 - see above
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined] # noqa: PLC0415 - see above
@@ -273,7 +273,7 @@ def _is_hub_id(name: str) -> bool:
     try:
         validate_repo_id(name)
     except HFValidationError:
-        return "://" in name
+        return False
     return True
 
 

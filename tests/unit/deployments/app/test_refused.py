@@ -121,6 +121,7 @@ REFUSED_OF_TWO = pytest.mark.parametrize(
         ),
         ({}, {"model_name": "b"}, "'b' is the name of two models or adapters"),
         ({"model": "/no/such"}, {}, "models.b: There is no directory /no/such"),
+        ({"model": "s3://bucket/b"}, {}, "models.b: 's3://bucket/b' is neither a directory here nor a"),
     ],
 )
 

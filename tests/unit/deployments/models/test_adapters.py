@@ -59,7 +59,7 @@ def test_what_cannot_be_an_adapter_is_named(saved, tmp_path):
         adapter_kwargs({"model": "org/a"}, None, "model")
     with pytest.raises(ConfigError, match=r"lora.adapters.a: .* has no adapter_config.json"):
         adapter_kwargs({"a": str(tmp_path)}, None, "model")
-    for where in ("adapters/of/mine", "org/a ", "~no-such-user-here/a"):
+    for where in ("adapters/of/mine", "org/a ", "s3://bucket/a", "~no-such-user-here/a"):
         with pytest.raises(ConfigError, match=rf"lora.adapters.a: .*{where}"):
             adapter_kwargs({"a": where}, None, "model")
     with pytest.raises(ConfigError, match=r"lora.adapters.a: .* does not say its rank"):
