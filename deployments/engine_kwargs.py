@@ -271,5 +271,5 @@ def _generation(config: SlackServeConfig) -> dict[str, Any]:
     """What holds for requests that name no `max_tokens`; those that name more than may be are refused."""
     if (most := config.limits.max_output_tokens) is None:
         return {}
-    given = _of_both(config, _OF_SAMPLING).get("override_generation_config", {})
+    given = _of_both(config, _OF_SAMPLING).get("override_generation_config") or {}
     return {"override_generation_config": {**given, "max_new_tokens": most}}

@@ -83,15 +83,13 @@ def test_both_tiers_know_the_model_by_one_digest_that_other_weights_under_its_na
 
 
 @pytest.mark.slow
-def test_what_bounds_an_answer_adds_to_what_one_tier_names_of_sampling(options, tiny):
-    given = {"override_generation_config": {"temperature": 0.5}}
+@pytest.mark.parametrize("given", [{"temperature": 0.5}, {}, None], ids=str)
+def test_what_bounds_an_answer_adds_to_what_one_tier_names_of_sampling(options, tiny, given):
     values = {"model": tiny, "limits": {"max_output_tokens": 9}}
-    found = options({**values, "decode": {"engine_kwargs": given}})
-    for config, _ in found.values():
-        assert config.engine_kwargs["override_generation_config"] == {
-            "temperature": 0.5,
-            "max_new_tokens": 9,
-        }
+    found = options({**values, "decode": {"engine_kwargs": {"override_generation_config": given}}})
+    for tier in ("prefill", "decode"):
+        told = found[tier][0].engine_kwargs["override_generation_config"]
+        assert told == {**(given or {}), "max_new_tokens": 9}
 
 
 @pytest.mark.slow
