@@ -27,7 +27,13 @@ from deployments.calibrate.profile import (
     with_handoffs,
 )
 from deployments.config import ConfigError
-from deployments.options import ApplicationOption, ModelOption, check_file_and_directory, refuse_given
+from deployments.options import (
+    ApplicationOption,
+    ModelOption,
+    check_file_and_directory,
+    finite,
+    refuse_given,
+)
 from slo.predict.handoff import HandoffSample
 from slo.predict.measured_on import ON_HOST, Measurable
 from slo.predict.prediction_error import PredictionError
@@ -50,7 +56,8 @@ def calibrate(  # noqa: PLR0913, PLR0917 - an option each
     ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Measurements of each length.")] = 3,
     handoff_ms: Annotated[
-        float | None, typer.Option(min=0, help="Prefill end to first token, instead of measuring it.")
+        float | None,
+        typer.Option(callback=finite, min=0.001, help="Prefill end to first token, instead of measuring it."),
     ] = None,
     prompts: Annotated[int, typer.Option(min=2, max=64, help="How many prompts --check sends.")] = 12,
     seed: Annotated[int, typer.Option(help="The lengths of those follow from it.")] = 0,

@@ -89,3 +89,19 @@ def test_a_length_that_is_not_below_the_models_is_refused_before_anything_is_mea
     with pytest.raises(ConfigError, match="--lengths: 4096 is not below the model's length, which is 4096"):
         calibrate(replicas, "--output", "p.json", "--lengths", "64,4096")
     assert not replicas.asked
+
+
+def test_a_handoff_that_is_told_is_written(calibrate, tmp_path):
+    output = tmp_path / "profile.json"
+    profile = calibrate(Replicas(4096), "--output", str(output), "--handoff-ms", "0.001")
+    assert profile["predictor"]["handoff_s"] == 1e-6
+
+
+@pytest.mark.parametrize("handoff_ms", ["0", "-1", "inf", "nan"])
+def test_a_handoff_that_no_replica_would_heed_is_refused_before_anything_is_measured(
+    calibrate, tmp_path, handoff_ms
+):
+    replicas = Replicas(4096)
+    with pytest.raises(SystemExit):
+        calibrate(replicas, "--output", str(tmp_path / "p.json"), "--handoff-ms", handoff_ms)
+    assert not replicas.asked
