@@ -1,8 +1,8 @@
 """Which values vLLM takes for its engine arguments: what a configuration gives is held against vLLM itself.
 
 Types and ranges are those of vLLM's configuration classes, names those that vLLM and its plugins have
-registered; there is no list of our own. What depends on the model, the machine or other arguments is left to
-the replicas.
+registered; there is no list of our own. Files and directories that are named have to be on this machine, too.
+What depends on the model, on GPUs or on other arguments is left to the replicas.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
+from vllm.entrypoints.chat_utils import load_chat_template
 from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 from vllm.model_executor.model_loader import LoadFormats, get_model_loader
 from vllm.plugins import load_general_plugins
@@ -46,6 +47,8 @@ _CONFIGS: Final = (
 """Classes whose fields are given arguments as they are; `KernelConfig` spells some of its own anew first."""
 _OTHER_NAMES: Final = {"kv_cache_dtype": "cache_dtype"}
 """Fields that are called otherwise than their arguments."""
+_OF_PATHS: Final = ("/", ".", "~")
+"""How a path may begin, and no hub id does; vLLM looks for no home directory."""
 _SIMPLE: Final = frozenset({bool, int, float, str, NoneType, torch.dtype})
 _REGISTERED: Final[Mapping[str, Callable[[], Collection[str]]]] = {
     "attention_backend": lambda: ["auto", *(name.lower() for name in AttentionBackendEnum.__members__)],
@@ -72,9 +75,8 @@ def refusal(given: Mapping[str, Any]) -> str | None:
     Args:
         given: Values by the names of vLLM's arguments; None leaves one to vLLM.
     """
-    for key, path in parser_files(given).items():
-        if not Path(path).is_file():
-            return f"{key}: there is no file {path}"
+    if (problem := _not_here(given)) is not None:
+        return problem
     for key, value in given.items():
         if value is not None and (problem := _not_of_its_type(key, value) or _not_there(key, value, given)):
             return problem
@@ -82,6 +84,23 @@ def refusal(given: Mapping[str, Any]) -> str | None:
         return (
             "enable_auto_tool_choice needs a tool_call_parser, which finds the calls in what the model writes"
         )
+    return None
+
+
+def _not_here(given: Mapping[str, Any]) -> str | None:
+    """What is wrong with the first file or directory that is not on this machine, as far as one is named."""
+    for key, path in parser_files(given).items():
+        if not Path(path).is_file():
+            return f"{key}: there is no file {path}"
+    speculation = given.get("speculative_config")
+    draft = speculation.get("model") if isinstance(speculation, Mapping) else None
+    if isinstance(draft, str) and draft.startswith(_OF_PATHS) and not Path(draft).exists():
+        return f"speculative_config: there is no directory {draft}; give one, written out, or a hub id"
+    if (template := given.get("chat_template")) is not None:
+        try:
+            load_chat_template(str(template))
+        except ValueError as error:
+            return f"chat_template: {error}"
     return None
 
 

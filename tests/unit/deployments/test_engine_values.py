@@ -136,6 +136,30 @@ def test_a_file_that_is_not_there_is_refused(parser, file, tmp_path):
         assert f"_parser_plugin: there is no file {path}" in refusal(parser | file(str(path)))
 
 
+@pytest.mark.parametrize("template", ["/no/such.jinja", "chatml", "", "."])
+def test_a_chat_template_that_is_neither_text_nor_a_file_is_refused(template):
+    assert f"chat_template: The supplied chat template ({template}) " in refusal({"chat_template": template})
+
+
+def test_a_chat_template_is_text_a_file_or_one_of_vllms(tmp_path):
+    path = tmp_path / "my.jinja"
+    path.write_text("{{ messages }}")
+    for template in ("{{ messages }}", "{{ messages }}" * 1000, str(path), "template_chatml.jinja", None):
+        assert refusal({"chat_template": template}) is None
+
+
+@pytest.mark.parametrize("model", ["/no/such", "./no-such", "../no-such", "~", "~/no-such"])
+def test_a_draft_model_that_is_not_there_is_refused(model):
+    assert f"there is no directory {model}; " in refusal({"speculative_config": {"model": model}})
+
+
+def test_a_draft_model_is_a_directory_or_has_a_hub_id(tmp_path, monkeypatch):
+    (tmp_path / "draft").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for model in (str(tmp_path), "./draft", "draft", "org/draft", "ngram", None):
+        assert refusal({"speculative_config": {"model": model}}) is None
+
+
 def test_no_default_of_vllms_is_refused():
     defaults = AsyncEngineArgs(
         model="org/model", prefix_cache_retention_interval=None

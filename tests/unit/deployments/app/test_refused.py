@@ -78,6 +78,14 @@ REFUSED = pytest.mark.parametrize(
             {"decode": {"engine_kwargs": {"tool_parser_plugin": "/no/such/parsers.py"}}},
             "decode.engine_kwargs: tool_parser_plugin: there is no file /no/such/parsers.py",
         ),
+        (
+            {"decode": {"engine_kwargs": {"chat_template": "/no/such.jinja"}}},
+            "decode.engine_kwargs: chat_template: The supplied chat template (/no/such.jinja) looks like a",
+        ),
+        (
+            {"decode": {"engine_kwargs": {"speculative_config": {"method": "x", "model": "/no/such"}}}},
+            "decode.engine_kwargs: speculative_config: there is no directory /no/such; ",
+        ),
         ({"lora": {"adapters": {"a": "/no/such/adapter"}}}, "lora.adapters.a: /no/such/adapter has no"),
         ({"model_name": "tiny#8b"}, "'tiny#8b' is the name of a model or adapter and has '#'"),
         (
