@@ -40,6 +40,7 @@ from kv_transfer.engine import ReplicaEngine
 from kv_transfer.engine_processes import unlink_shared_memory
 from kv_transfer.engine_watchdog import EngineWatchdog
 from kv_transfer.places import Places
+from kv_transfer.side_channel import take_port
 from slo.liveness import HUNG_AFTER_S
 from slo.model_digest import OTHER_MODEL, UNTOLD, ModelDigest, is_same_model
 from slo.monitor.messages import DecodeSeen, Role
@@ -86,7 +87,7 @@ class DecodeNodeConfig:
     Attributes:
         prefill_replicas: How many to shake hands with before reporting ready.
         tiers: Rank of each tier.
-        cores: CPU cores by replica rank on its node, as VLLM_CPU_OMP_THREADS_BIND; empty leaves it alone.
+        cores: VLLM_CPU_OMP_THREADS_BIND by the replica's place on its node; empty leaves it alone.
         is_monitored: Whether the cluster has an SLO monitor.
         replacement: When a failed prefill is not placed again.
         router_timeout_s: Longest wait for the router's answer on a new place.
@@ -138,7 +139,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
     ) -> None:
         context = serve.get_replica_context()
         tracing.start(node.tracing, "decode")  # before vLLM, which would export by itself
-        bind_engine(node.cores, context.rank.local_rank)
+        bind_engine(node.cores, take_port(llm_config))
         with logs.kept():
             await super().__init__(llm_config, prefill_server=prefill_server, engine_cls=ReplicaEngine)
         unlink_shared_memory(self.engine._engine_client)  # noqa: SLF001 - no public way in

@@ -29,6 +29,7 @@ from deployments.models.found import FoundModel
 from deployments.parser_files import ConfigWithParsers
 from kv_transfer.connector import KVRole
 from kv_transfer.shared_gpu import GPU_PER_WORKER
+from kv_transfer.side_channel import PORT_BASE
 from prefill_node.engine_setup import EngineSetup, shares_of
 from prefill_node.replica.server import PrefillNodeConfig, PrefillServer
 from router.serve.replica_pinning import PinnedDecode, PinnedPrefill
@@ -149,9 +150,7 @@ def llm_config(model: FoundModel, role: KVRole) -> LLMConfig:
         callback_config={"callback_class": "deployments.local.engine_start.EngineLoadsModel"},
         experimental_configs={
             "stream_batching_interval_ms": 0,
-            "NIXL_SIDE_CHANNEL_PORT_BASE": (
-                config.kv_transfer.prefill_port if is_prefill else config.kv_transfer.decode_port
-            ),
+            PORT_BASE: config.kv_transfer.prefill_port if is_prefill else config.kv_transfer.decode_port,
         },
         deployment_config={
             **_size(model, pool, role),

@@ -24,15 +24,15 @@ def usable_cores() -> list[int]:
     return cores if quota is None else _some(cores, int(quota))
 
 
-def bind_engine(cores: Sequence[str], local_rank: int) -> None:
+def bind_engine(cores: Sequence[str], place: int) -> None:
     """Have the engine that this process starts compute on its cores, as many as the quota pays for.
 
     Args:
-        cores: VLLM_CPU_OMP_THREADS_BIND of each replica by its rank on the node; if empty, vLLM chooses.
-        local_rank: This replica's.
+        cores: VLLM_CPU_OMP_THREADS_BIND of each replica by its place on the node; if empty, vLLM chooses.
+        place: This replica's, from `take_port`.
     """
     if cores:
-        binding = cores[local_rank % len(cores)]
+        binding = cores[place % len(cores)]
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = within_quota(binding, cpu_quota())
 
 

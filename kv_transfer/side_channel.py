@@ -1,20 +1,23 @@
 """NIXL's side channel: where a decode engine asks a prefill engine for what it needs to read its memory.
 
 vLLM's own listener ends for good at the first packet that it cannot read, and everybody who reaches the port
-can send one. Owns a listener that answers what vLLM's answers and takes no notice of anything else, the
-question whether one answers, and a question of our own: which leases have ended. What else is asked and
-answered is vLLM's.
+can send one. Owns a listener that answers what vLLM's answers and takes no notice of anything else, on which
+port it is, the question whether one answers, and a question of our own: which leases have ended. What else is
+asked and answered is vLLM's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
+import socket
 import threading
 import time
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import zmq
@@ -24,6 +27,9 @@ from vllm.utils.network_utils import make_zmq_path
 
 from kv_transfer import zmtp
 from kv_transfer.leases import Leases
+
+if TYPE_CHECKING:
+    from ray.serve.llm import LLMConfig
 
 _log = logging.getLogger(__name__)
 
@@ -36,12 +42,18 @@ _REOPEN_S: Final = 1.0
 _LONGEST_S: Final = 60.0
 """So long a connection may stay; whoever asks over one that has ended makes another by itself."""
 _MAX_TOLD: Final = 10
+PORT_BASE: Final = "NIXL_SIDE_CHANNEL_PORT_BASE"
+"""Ray Serve LLM's name for the first port of a tier, in `experimental_configs`."""
+_PORT: Final = "VLLM_NIXL_SIDE_CHANNEL_PORT"
+_LAST_PORT: Final = 65535
 BIND_S: Final = 60.0
 """So long a port may still be another's, of one that is about to end."""
 Ended = Callable[[str, Sequence[str]], list[str]]
 """Which of these leases of an engine have ended."""
 _not_ours: set[tuple[str, int]] = set()
 """Where no listener of this process could be opened; somebody else may answer there."""
+_holds: list[socket.socket] = []
+"""Each keeps a port for this process until it ends."""
 
 
 class SideChannelError(RuntimeError):
@@ -53,6 +65,58 @@ class SideChannelError(RuntimeError):
             "give the tiers ports that nobody else uses (kv_transfer.prefill_port, kv_transfer.decode_port), "
             "and check VLLM_NIXL_SIDE_CHANNEL_HOST"
         )
+
+
+class NoPortError(RuntimeError):
+    """No port is left for an engine's side channel."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__(
+            f"NIXL's side channel: all ports from {first} on are taken; give the tiers ports that nobody "
+            "else uses (kv_transfer.prefill_port, kv_transfer.decode_port)"
+        )
+
+
+def take_port(llm_config: LLMConfig) -> int:
+    """Have this process' engine listen on the first of its tier's ports that nobody on this host has.
+
+    Ray would choose by Serve's rank of the replica. When one has gone, Serve may give its rank to another
+    that runs, whose engine keeps its port, and the old rank of that to the next that starts.
+
+    Returns:
+        The place of the port among those of the tier, and so of the replica among those on this host.
+
+    Raises:
+        NoPortError: All are taken.
+    """
+    first = llm_config.experimental_configs[PORT_BASE]
+    apart = llm_config.engine_kwargs.get("tensor_parallel_size", 1)
+    for place, port in enumerate(range(first, _LAST_PORT + 1, apart)):
+        if (hold := _hold_of(port)) is not None:
+            _holds.append(hold)
+            os.environ.setdefault(_PORT, str(port))  # Ray leaves one alone that is set
+            return place
+    raise NoPortError(first)
+
+
+def _hold_of(port: int) -> socket.socket | None:
+    """An abstract Unix socket whose name says the port; None where another process has either.
+
+    The kernel gives a name to one in a network namespace, as it gives ports; the name is there before the
+    engine listens, and goes with the process that has bound it.
+    """
+    hold = socket.socket(socket.AF_UNIX)
+    try:
+        hold.bind(f"\0slackserve_side_channel_{port}")
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("", port))
+    except OSError as error:
+        hold.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return None
+    return hold
 
 
 def serve_handshakes(
@@ -97,11 +161,11 @@ def probe(host: str, port: int, rank: tuple[int, int], within_s: float = PROBE_S
     """
     if (host, port) in _not_ours:
         raise SideChannelError(host, port)
-    with zmq_ctx(zmq.REQ, make_zmq_path("tcp", host, port)) as socket:
-        socket.setsockopt(zmq.RCVTIMEO, int(1e3 * within_s))
-        socket.send(msgspec.msgpack.encode((GET_META_MSG, *rank)))
+    with zmq_ctx(zmq.REQ, make_zmq_path("tcp", host, port)) as asker:
+        asker.setsockopt(zmq.RCVTIMEO, int(1e3 * within_s))
+        asker.send(msgspec.msgpack.encode((GET_META_MSG, *rank)))
         try:
-            socket.recv_multipart()
+            asker.recv_multipart()
         except zmq.Again:
             raise SideChannelError(host, port) from None
 
@@ -120,13 +184,13 @@ def ask_about_leases(
     Raises:
         SideChannelError: It does not answer in time, or with something else.
     """
-    with zmq_ctx(zmq.REQ, make_zmq_path("tcp", *address)) as socket:
-        socket.setsockopt(zmq.RCVTIMEO, int(1e3 * within_s))
-        socket.setsockopt(zmq.SNDTIMEO, int(1e3 * within_s))
+    with zmq_ctx(zmq.REQ, make_zmq_path("tcp", *address)) as asker:
+        asker.setsockopt(zmq.RCVTIMEO, int(1e3 * within_s))
+        asker.setsockopt(zmq.SNDTIMEO, int(1e3 * within_s))
         asked_s = time.perf_counter()
         try:
-            socket.send(msgspec.msgpack.encode((_LEASES_MSG, engine, leases)))
-            ended, clock = socket.recv_multipart()
+            asker.send(msgspec.msgpack.encode((_LEASES_MSG, engine, leases)))
+            ended, clock = asker.recv_multipart()
             told = msgspec.msgpack.decode(ended, type=frozenset[str])
             clock_s = msgspec.msgpack.decode(clock, type=float)
         except (zmq.ZMQError, ValueError) as error:

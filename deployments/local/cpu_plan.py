@@ -15,7 +15,7 @@ _CORES_LEFT_FOR_OTHERS_FROM = 4
 
 @dataclass(frozen=True, slots=True)
 class CorePlan:
-    """VLLM_CPU_OMP_THREADS_BIND for each replica, by its rank on the node.
+    """VLLM_CPU_OMP_THREADS_BIND for each replica, by its place on the node.
 
     One value binds all tensor-parallel ranks of a replica: "0,1|2,3" gives rank 0 the cores 0 and 1.
     """

@@ -24,6 +24,7 @@ from kv_transfer.cores import bind_engine
 from kv_transfer.engine_processes import unlink_shared_memory
 from kv_transfer.engine_watchdog import EngineWatchdog
 from kv_transfer.places import Places
+from kv_transfer.side_channel import take_port
 from prefill_node.board.board import Board, BoardUnavailableError
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.replica.engine import PrefillEngine
@@ -76,7 +77,7 @@ class PrefillNodeConfig:
         warmup_tokens: Prompt lengths to prefill before reporting ready, each twice or three times.
         tiers: Value of a request on time, and rank of each tier.
         setup: The engine's part in that; its board is made by the replica.
-        cores: CPU cores by replica rank on its node, as VLLM_CPU_OMP_THREADS_BIND; empty leaves it alone.
+        cores: VLLM_CPU_OMP_THREADS_BIND by the replica's place on its node; empty leaves it alone.
         is_monitored: Whether the cluster has an SLO monitor.
         drain_s: How long a replica that is shut down waits for its KV blocks to be pulled.
         tracing: Where spans go; None for nowhere.
@@ -112,7 +113,7 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         context = serve.get_replica_context()
         self._node = node
         tracing.start(node.tracing, "prefill")  # before vLLM, which would export by itself
-        bind_engine(node.cores, context.rank.local_rank)
+        bind_engine(node.cores, take_port(llm_config))
         ranks = int(llm_config.engine_kwargs.get("tensor_parallel_size", 1))
         board = _make_board(ranks)
         extra = llm_config.engine_kwargs.get("additional_config") or {}

@@ -64,7 +64,7 @@ def fleet(tmp_path_factory, spans):
     del os.environ["SLACKSERVE_TEST_FAULTS"]
     try:
         ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-        yield fleets.Fleet(deployment, range(ports, ports + 2), faults, shared_memory)
+        yield fleets.Fleet(deployment, range(ports, ports + 500), faults, shared_memory)
     finally:
         ray.shutdown()
         deployment.process.terminate()

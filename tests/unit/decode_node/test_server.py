@@ -1,11 +1,16 @@
 """What the router hears of a request whose client leaves, and what Serve hears of a replica's health."""
 
 import asyncio
+import os
+import random
+import socket
 from contextlib import aclosing
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from ray import serve
+from ray.serve.llm.deployment import PDDecodeServer
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 
@@ -16,6 +21,7 @@ from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.underway import Call, Underway
 from decode_node.server import DecodeServer
 from decode_node.spans import RequestSpans
+from kv_transfer import side_channel
 from kv_transfer.places import Places
 from slo.model_digest import OTHER_MODEL, UNTOLD, ModelDigest
 from slo.reports import AwaitedKv
@@ -251,3 +257,29 @@ async def test_a_prompt_that_has_been_computed_leaves_nothing_behind():
     async with local.counted() as computed:
         computed()
     assert local.left_after < 0
+
+
+async def test_its_engine_has_the_port_and_the_cores_that_are_free_whatever_rank_serve_gives_it(monkeypatch):
+    """Serve may call it the first while the first port is that of one that runs."""
+    for name in ("VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_CPU_OMP_THREADS_BIND"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(side_channel, "_holds", holds := [])
+    context = SimpleNamespace(rank=SimpleNamespace(local_rank=0))
+    monkeypatch.setattr(serve, "get_replica_context", lambda: context)
+    seen = {}
+
+    async def engine_dies(*_, **__):
+        seen.update(os.environ)
+        raise RuntimeError("the engine was killed")
+
+    monkeypatch.setattr(PDDecodeServer, "__init__", engine_dies)
+    first = random.randrange(24_000, 31_000)
+    config = SimpleNamespace(engine_kwargs={}, experimental_configs={side_channel.PORT_BASE: first})
+    node = SimpleNamespace(tracing=None, cores=("4", "5"))
+    starting = DecodeServer.__new__(DecodeServer)
+    with socket.create_server(("127.0.0.1", first)), pytest.raises(RuntimeError, match="was killed"):
+        await starting.__init__(config, node=node, router=None, prefill_server=None)
+    assert seen["VLLM_NIXL_SIDE_CHANNEL_PORT"] == str(first + 1)
+    assert seen["VLLM_CPU_OMP_THREADS_BIND"] == "5"
+    holds.pop().close()

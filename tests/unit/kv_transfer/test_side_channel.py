@@ -2,10 +2,13 @@
 
 import contextlib
 import os
+import random
 import socket
 import struct
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import msgspec
 import psutil
@@ -20,7 +23,15 @@ from zmq.utils.monitor import recv_monitor_message
 
 from kv_transfer import side_channel
 from kv_transfer.leases import EndedBook
-from kv_transfer.side_channel import SideChannelError, ask_about_leases, probe, serve_handshakes
+from kv_transfer.side_channel import (
+    PORT_BASE,
+    NoPortError,
+    SideChannelError,
+    ask_about_leases,
+    probe,
+    serve_handshakes,
+    take_port,
+)
 
 HOST = "127.0.0.1"
 ANSWERS = {(0, 0): b"first", (0, 1): b"second"}
@@ -241,3 +252,70 @@ def test_a_port_that_is_anothers_is_given_up_and_said(port, monkeypatch):
     with pytest.raises(SideChannelError, match="nobody else uses"):
         probe(HOST, port, (0, 0))
     side_channel._not_ours.clear()
+
+
+@pytest.fixture
+def first():
+    """Port of a tier, with free ones behind it: no test that runs beside others listens there."""
+    return random.randrange(24_000, 31_000)
+
+
+@pytest.fixture
+def replica(monkeypatch):
+    """Starts a replica of a tier: its place, its port, and what ends it."""
+    holds = []
+    monkeypatch.setattr(side_channel, "_holds", holds)
+    monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", "")
+
+    def start(first, **engine_kwargs):
+        monkeypatch.delenv("VLLM_NIXL_SIDE_CHANNEL_PORT")
+        config = SimpleNamespace(experimental_configs={PORT_BASE: first}, engine_kwargs=engine_kwargs)
+        place = take_port(config)
+        return place, int(os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"]), holds[-1].close
+
+    yield start
+    for hold in holds:
+        hold.close()
+
+
+def test_a_replica_has_a_port_that_none_of_its_tier_has_whichever_of_them_are_left(replica, first):
+    """Ports of one that has gone are given again, those of one that stays are not."""
+    (*_, end), *others = [replica(first) for _ in range(3)]
+    ports = [port for _, port, _ in others]
+    end()
+    place, port, _ = replica(first)
+    assert (place, port) == (0, first)
+    place, port, _ = replica(first)
+    assert place == 3
+    assert port not in {first, *ports}
+
+
+def test_a_replica_passes_over_a_port_where_somebody_listens(replica, first):
+    """As the engine of a replica that was killed does for a while."""
+    with socket.create_server((HOST, first)):
+        place, port, _ = replica(first)
+    assert place == 1
+    assert port > first
+
+
+def test_ports_of_replicas_are_as_far_apart_as_they_have_workers(replica, first):
+    assert [replica(first, tensor_parallel_size=4)[1] - first for _ in range(2)] == [0, 4]
+
+
+def test_replicas_that_start_together_have_a_port_each(replica, first):
+    config = SimpleNamespace(experimental_configs={PORT_BASE: first}, engine_kwargs={})
+    with ThreadPoolExecutor(8) as pool:
+        places = list(pool.map(take_port, [config] * 8))
+    assert sorted(places) == list(range(8))
+
+
+def test_a_port_that_is_set_stays(replica, first, monkeypatch):
+    monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", "5600")
+    take_port(SimpleNamespace(experimental_configs={PORT_BASE: first}, engine_kwargs={}))
+    assert os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
+
+
+def test_without_a_port_that_is_left_it_is_said_what_to_change(replica):
+    replica(65535)
+    with pytest.raises(NoPortError, match=r"65535.*kv_transfer\.prefill_port"):
+        replica(65535)
