@@ -171,7 +171,7 @@ class Admission:
             return []
         lower = [request for request in view.running if view.rank(request) < top_rank]
         beside = view.pool(request for request in held_by if view.rank(request) == top_rank)
-        room = beside.free_tokens // view.block_tokens + sum([len(view.blocks(one)) for one in lower])
+        room = beside.free_tokens // view.block_tokens + sum([view.own_blocks(one) for one in lower])
         kept_blocks = kept / view.block_tokens
         most = min(view.free_blocks, kept_blocks)
         needs = ((request.request_id, self._blocks_needed(request, most)) for request in tops)

@@ -100,6 +100,10 @@ class StreamView:
         new = max(1, min(most_tokens, request.num_tokens - request.num_computed_tokens))
         return max(0, self.blocks_for(request.num_computed_tokens + new) - len(self.blocks(request)))
 
+    def own_blocks(self, request: Request) -> int:
+        """Blocks that only this request holds."""
+        return sum([block.ref_cnt == 1 for block in self.blocks(request)])
+
     def stream(self, request: Request, most_tokens: int, now_s: float) -> Stream:
         """A running request that needs memory for so many tokens of its sequence next."""
         account = self._accounts[request.request_id]
@@ -113,7 +117,7 @@ class StreamView:
             self._tiers.rank(account.tier),
             self.weight(request),
             request.num_computed_tokens,
-            sum([block.ref_cnt == 1 for block in blocks]),
+            self.own_blocks(request),
             next_blocks,
             max(next_blocks, self.blocks_for(ahead) - len(blocks)),
             emitted - account.started_tokens,

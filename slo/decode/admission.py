@@ -159,7 +159,8 @@ def guaranteed(
         newcomers: Names and the blocks that each needs beside those that others hold, in their order.
         top_rank: The rank of the top tier.
         kept_blocks: What is kept for it, beside what it holds.
-        room_blocks: What is free beside what the top tier's sequences still need, and what lower tiers hold.
+        room_blocks: What is free beside what the top tier's sequences still need, and what streams of lower
+            tiers hold that nobody shares.
     """
     found = []
     for name, blocks in newcomers:

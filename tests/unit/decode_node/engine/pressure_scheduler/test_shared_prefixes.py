@@ -91,6 +91,23 @@ def test_the_top_tier_starts_within_what_is_kept_for_it_with_what_others_do_not_
     engine.finish()
 
 
+def test_the_top_tier_counts_on_no_room_from_blocks_that_lower_streams_share_with_it(stepped):
+    engine = stepped(130, chunk=BLOCK)
+    expects(engine, 1)
+    shared = list(range(50_000, 50_000 + 2 * BLOCK))
+    engine.add("low", 0, 100, tier=LOW, tokens=[*shared, 1])
+    engine.add("short", 5, 100, tier=TOP)
+    for _ in range(3):
+        engine.step()
+    engine.add("long", 0, 5, tier=TOP, tokens=[*shared, *range(60_000, 60_000 + 120 * BLOCK - 1)])
+    engine.step()
+    engine.scheduler._admission._reserve.observe(1.0, time.monotonic())
+    engine.add("next", 8 * BLOCK - 1, 5, tier=TOP)
+    assert "next" not in engine.step().num_scheduled_tokens, "six blocks are free beside the long one's rest"
+    assert not engine.preempted
+    engine.finish()
+
+
 def test_what_is_kept_for_the_top_tier_is_what_it_does_not_hold_shared_blocks_counted_once(stepped):
     engine = stepped(1000)
     expects(engine, 50)
