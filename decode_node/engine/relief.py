@@ -55,7 +55,7 @@ class Relief:
         Args:
             others: Those that do not run yet and need memory in the next step as well.
             chunk_tokens: How much of a sequence a step computes.
-            room_tokens: For how much of the sequence of each that runs there has to be memory.
+            room_tokens: For how much of each sequence that runs there has to be memory; at least as much.
             now_s: Now.
         """
         view = self._view
@@ -65,7 +65,7 @@ class Relief:
             > view.free_blocks
         ):
             rules = self._rules(chunk_tokens)  # victims before have taken room in host memory
-            streams = [view.stream(request, room_tokens, now_s) for request in view.running]
+            streams = [view.stream(request, chunk_tokens, room_tokens, now_s) for request in view.running]
             if not (victims := rules.choose([*streams, *others], view.free_blocks)):
                 break
             for victim in victims:
@@ -104,7 +104,7 @@ class Relief:
     def _vllm_chooses(self, request: Request, now_s: float) -> tuple[VictimReason, TakenBy]:
         """Likewise for one that vLLM has chosen in the midst of a step; it can only stay here."""
         chunk_tokens = self._pace.most_tokens
-        stream = self._view.stream(request, chunk_tokens, now_s)._replace(may_leave=False)
+        stream = self._view.stream(request, chunk_tokens, chunk_tokens, now_s)._replace(may_leave=False)
         others_weight = sum([self._view.weight(other) for other in self._view.running])
         return VictimReason.VLLM, self._rules(chunk_tokens).taken_by(stream, others_weight)
 

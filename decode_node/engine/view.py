@@ -104,14 +104,21 @@ class StreamView:
         """Blocks that only this request holds."""
         return sum([block.ref_cnt == 1 for block in self.blocks(request)])
 
-    def stream(self, request: Request, most_tokens: int, now_s: float) -> Stream:
-        """A running request that needs memory for so many tokens of its sequence next."""
+    def stream(self, request: Request, chunk_tokens: int, room_tokens: int, now_s: float) -> Stream:
+        """A running request.
+
+        Args:
+            request: It.
+            chunk_tokens: How much of its sequence the next step computes at most.
+            room_tokens: For how much of it there has to be memory then; at least as much.
+            now_s: Now.
+        """
         account = self._accounts[request.request_id]
         emitted = request.num_output_tokens
-        blocks = self.blocks(request)
         most = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
         ahead = min(max(request.num_computed_tokens, request.num_tokens - 1) + HORIZON_STEPS, most)
-        next_blocks = self.next_blocks(request, most_tokens)
+        next_blocks = self.next_blocks(request, chunk_tokens)
+        room_blocks = self.next_blocks(request, room_tokens)
         return Stream(
             request.request_id,
             self._tiers.rank(account.tier),
@@ -119,12 +126,13 @@ class StreamView:
             request.num_computed_tokens,
             self.own_blocks(request),
             next_blocks,
-            max(next_blocks, self.blocks_for(ahead) - len(blocks)),
+            max(room_blocks, self.blocks_for(ahead) - len(self.blocks(request))),
             emitted - account.started_tokens,
             self.preemptions(request),
             account.credit_s(emitted, now_s),
             account.may_leave,
             account.may_drop,
+            room_blocks - next_blocks,
         )
 
     def job(self, request: Request) -> JobId:

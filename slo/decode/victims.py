@@ -88,12 +88,14 @@ class Stream(NamedTuple):
         tokens: Computed so far; what it would have to compute again.
         blocks: That only it holds.
         next_blocks: That it needs for the next step.
-        more_blocks: That it needs for the next `HORIZON_STEPS` steps, those for the next one included.
+        more_blocks: That it needs for the next `HORIZON_STEPS` steps, `room_blocks` included.
         since_start: Tokens that it has emitted since it started, or started again.
         preemptions: How often it was chosen.
         credit_s: By how much it is ahead of its TPOT objective; infinite without one.
         may_leave: Whether the prefill tier can compute its KV again.
         may_drop: Whether it may be ended for good, see `slo.decode.drop`.
+        rest_blocks: That its sequence needs after the next step, where somebody starts only beside room for
+            them.
     """
 
     request_id: str
@@ -108,6 +110,12 @@ class Stream(NamedTuple):
     credit_s: float = float("inf")
     may_leave: bool = False
     may_drop: bool = False
+    rest_blocks: int = 0
+
+    @property
+    def room_blocks(self) -> int:
+        """That have to be free for it before the next step."""
+        return self.next_blocks + self.rest_blocks
 
 
 class Victim(NamedTuple):
@@ -184,14 +192,14 @@ class VictimRules:
         return float(way.stall_s * others_weight + stream.weight * own)
 
     def choose(self, streams: Sequence[Stream], free_blocks: int) -> list[Victim]:
-        """Whose memory is taken before the next step; nobody while the next step has what it needs.
+        """Whose memory is taken before the next step; nobody while there is room for all.
 
         One stream is never chosen, so that somebody makes progress; it is one that is to be dropped only
         where nobody else holds memory. Nor is one alone spared where a higher tier starts with what it has.
         """
-        if sum(stream.next_blocks for stream in streams) <= free_blocks:
+        if sum(stream.room_blocks for stream in streams) <= free_blocks:
             return []
-        needed_for = max(self.level(stream) for stream in streams if stream.next_blocks)
+        needed_for = max(self.level(stream) for stream in streams if stream.room_blocks)
         keeper = max(
             [] if self._makes_way(streams, free_blocks) else [stream for stream in streams if stream.blocks],
             key=lambda one: (
@@ -231,7 +239,7 @@ class VictimRules:
         if len(holders) != 1:
             return False
         (alone,) = holders
-        needed = [one.next_blocks for one in streams if self.level(one) > self.level(alone)]
+        needed = [one.room_blocks for one in streams if self.level(one) > self.level(alone)]
         return 0 < sum(needed) <= free_blocks + alone.blocks
 
     def _victims(
@@ -268,9 +276,9 @@ class VictimRules:
 
 
 def _enough(streams: Sequence[Stream], chosen: list[tuple[Stream, VictimReason]], free_blocks: int) -> bool:
-    """Whether the next step has what it needs."""
+    """Whether there is room for all that are left."""
     gone = {stream.request_id for stream, _ in chosen}
-    needed = sum(stream.next_blocks for stream in streams if stream.request_id not in gone)
+    needed = sum(stream.room_blocks for stream in streams if stream.request_id not in gone)
     return needed <= free_blocks + sum(stream.blocks for stream, _ in chosen)
 
 
@@ -278,6 +286,8 @@ def _is_at_limit(
     stream: Stream, streams: Sequence[Stream], free_blocks: int, gone: AbstractSet[str] = frozenset()
 ) -> bool:
     """Whether it is to be dropped: chosen as often as it may be, and tiers above it still lack a block.
+
+    They lack one that have too few for the next step; for room beyond that nobody is dropped.
 
     Args:
         stream: It.

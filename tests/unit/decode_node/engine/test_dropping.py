@@ -1,10 +1,11 @@
 """Streams without an objective are ended at their limits, on vLLM's real scheduler without a model."""
 
 import random
+import time
 
 import pytest
 from decode_steps import Stepped
-from real_schedulers import build
+from real_schedulers import BLOCK, build
 
 from decode_node.engine.pressure_scheduler import PressureScheduler
 from decode_node.engine.setup import DecodeSetup
@@ -70,6 +71,26 @@ def test_who_lost_its_memory_as_often_as_anybody_may_is_dropped_for_a_higher_tie
     assert not engine.preempted
     assert [len(engine.tokens[name]) for name in ("top", "also")] == [80, 80]
     assert engine.finished.count("low") == 1
+    check_nothing_is_left(engine)
+
+
+def test_nobody_is_dropped_for_the_rest_of_a_long_prompt_beside_which_the_top_tier_starts(stepped):
+    engine = stepped(100, chunk=BLOCK)
+    book = engine.scheduler._book
+    for number in range(8):
+        engine.add(f"low{number}", 5 * BLOCK + 1, 200, tier=LOW, **MAY)
+        book.accounts[f"low{number}"].preemptions_before = IMMUNE_AFTER
+    for _ in range(6):
+        engine.step()
+    engine.add("long", 48 * BLOCK - 1, 5, tier=TOP)
+    engine.step()
+    engine.scheduler._admission._reserve.observe(1.0, time.monotonic())
+    engine.add("top", 6 * BLOCK - 1, 5, tier=TOP)
+    output = engine.step()
+    assert {"long", "top"} <= output.num_scheduled_tokens.keys()
+    assert [name[:3] for name in engine.preempted] == ["low"], "six blocks are enough"
+    assert not engine.why
+    engine.finish()
     check_nothing_is_left(engine)
 
 

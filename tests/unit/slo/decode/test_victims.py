@@ -42,11 +42,11 @@ def some_streams(draw):
             draw(st.integers(0, 20)),
             draw(st.integers(1, 4000)),
             next_blocks=(needed := draw(st.integers(0, 1))),
-            more=needed + draw(st.integers(0, 2)),
+            more=needed + (rest := draw(st.integers(0, 2))) + draw(st.integers(0, 2)),
             since=draw(st.integers(0, 60)),
             preempted=draw(st.integers(0, 3)),
             credit=draw(st.sampled_from([0.0, 0.5, 30.0, float("inf")])),
-        )._replace(may_drop=draw(st.booleans()))
+        )._replace(may_drop=draw(st.booleans()), rest_blocks=rest)
         for index in range(number)
     ]
 
@@ -62,11 +62,11 @@ def test_the_rules_hold_for_any_streams(streams, free):
     gone = [by_name[name] for name in names(victims)]
     assert len(set(names(victims))) == len(victims)
     assert len(gone) < len(streams), "somebody progresses"
-    needed = sum(one.next_blocks for one in streams)
+    needed = sum(one.room_blocks for one in streams)
     if needed <= free:
         assert not victims
         return
-    top_need = max(RULES.level(one) for one in streams if one.next_blocks)
+    top_need = max(RULES.level(one) for one in streams if one.room_blocks)
     assert all(RULES.level(one) <= top_need for one in gone), "nobody yields to a lower tier"
     for one, victim in zip(gone, victims, strict=True):
         if victim.reason is VictimReason.COST:
@@ -75,7 +75,7 @@ def test_the_rules_hold_for_any_streams(streams, free):
             assert RULES.level(one) < TOP
     kept = [one for one in streams if one not in gone]
     freed = free + sum(one.blocks for one in gone)
-    is_enough = sum(one.next_blocks for one in kept) <= freed
+    is_enough = sum(one.room_blocks for one in kept) <= freed
     could_still = [one for one in kept if one.blocks and RULES.level(one) <= top_need]
     assert is_enough or len(could_still) <= 1, "only one that has to progress may be left"
 
@@ -249,6 +249,14 @@ def test_nobody_is_dropped_for_what_the_higher_tier_has_already():
     victims = RULES.choose([stream("top", TOP, next_blocks=1, tokens=9999), *low], 1)
     assert victims
     assert {victim.by for victim in victims} == {TakenBy.RECOMPUTE}
+
+
+def test_nobody_is_dropped_for_room_that_the_next_step_does_not_need():
+    prompt = stream("prompt", TOP, next_blocks=1, more=50)._replace(rest_blocks=49)
+    newcomer = stream("newcomer", TOP, blocks=0, next_blocks=8, more=8)
+    low = may_drop("low")
+    for free, by in [(50, TakenBy.RECOMPUTE), (9, TakenBy.RECOMPUTE), (8, TakenBy.DROP)]:
+        assert RULES.choose([prompt, newcomer, low], free) == [Victim("low", VictimReason.IMMUNE, by)]
 
 
 def test_of_two_tiers_the_lower_one_does_not_count_as_the_top_one_when_it_may_be_dropped():
