@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from deployments.bench import BenchError
+from deployments.bench import BenchError, SearchEndedError
 from deployments.bench.mixes import WorkloadFile, load_workload
 from deployments.bench.stream import Extent, Shape
 from deployments.calibrate.profile import load_profile
@@ -111,15 +111,17 @@ def bench(  # noqa: PLR0913 - each is an option of the command
     plan.extent.check(max_rate if search else rate)
     check_file("--json", json_file, BenchError)
     console = Console(soft_wrap=True)
-    if search:
-        searched = SearchPlan((min_rate, max_rate), attainment, precision, settle)
-        found = run_search(plan, console, searched)
-    else:
-        found = run_once(plan, console, rate)
-    if json_file is not None:
-        about = {"url": url, "seed": seed, "trace": None if trace is None else str(trace), "mix": mix}
-        _write(json_file, {**about, **found})
-        console.print(Text(f"written to {json_file}"))
+    about = {"url": url, "seed": seed, "trace": None if trace is None else str(trace), "mix": mix}
+    try:
+        if search:
+            searched = SearchPlan((min_rate, max_rate), attainment, precision, settle)
+            found = run_search(plan, console, searched)
+        else:
+            found = run_once(plan, console, rate)
+    except SearchEndedError as error:
+        _write(json_file, {**about, **error.found}, console)
+        raise
+    _write(json_file, {**about, **found}, console)
 
 
 def _extent(requests: int | None, duration_s: float | None, *, is_search: bool) -> Extent:
@@ -177,8 +179,11 @@ def _workload(given: WorkloadFile, trace: Path | None, profile: Path | None) -> 
         raise BenchError(f"--trace: {error}") from None
 
 
-def _write(path: Path, values: dict[str, Any]) -> None:
+def _write(path: Path | None, values: dict[str, Any], console: Console) -> None:
+    if path is None:
+        return
     try:
         path.write_text(json.dumps(values, indent=2) + "\n")
     except OSError as error:
         raise BenchError(f"--json: {path} cannot be written: {error.strerror}") from None
+    console.print(Text(f"written to {path}"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from deployments.bench import BenchError
+from deployments.bench import BenchError, SearchEndedError
 from deployments.bench.client import Server, connected
 from deployments.bench.load import Asking, Prompts, offer
 from deployments.bench.score import Result, score
@@ -85,20 +85,21 @@ class SearchPlan:
 
 
 def run_search(plan: BenchPlan, console: Console, searched: SearchPlan) -> dict[str, Any]:
-    """Find goodput, print how each rate went that was tried, and return it as JSON."""
+    """Find goodput, print how each rate went that was tried, and return it as JSON.
+
+    Raises:
+        SearchEndedError: when it ends before that, after at least one rate.
+    """
     wanted = searched.wanted
-    probes: list[dict[str, Any]] = []
 
     def show(rate_rps: float, result: Result) -> None:
         console.print(Text(probe_line(rate_rps, result, wanted)))
         for line in remarks(result):
             console.print(Text(f"  {line}", style="yellow"))
-        probes.append({"rate_rps": rate_rps, **asdict(result)})
 
-    model, found = asyncio.run(_search(plan, searched, show))
+    found, measured = asyncio.run(_search(plan, searched, show))
     console.print(Text(goodput_line(found, wanted), style="bold"))
-    goodput = {"goodput_rps": found.rate_rps, "is_bounded": found.is_bounded}
-    return {"model": model, **goodput, "attainment": wanted, "probes": probes}
+    return {"goodput_rps": found.rate_rps, "is_bounded": found.is_bounded, **measured}
 
 
 async def _once(plan: BenchPlan, rate_rps: float) -> tuple[str, Result]:
@@ -109,24 +110,32 @@ async def _once(plan: BenchPlan, rate_rps: float) -> tuple[str, Result]:
 
 async def _search(
     plan: BenchPlan, searched: SearchPlan, show: Callable[[float, Result], None]
-) -> tuple[str, Goodput]:
+) -> tuple[Goodput, dict[str, Any]]:
+    """Goodput, and what was measured as JSON."""
     async with connected(plan.url, plan.api_key, plan.timeout_s, plan.cacert) as server:
         model = await _model(server, plan.model)
+        probes: list[dict[str, Any]] = []
+        measured = {"model": model, "attainment": searched.wanted, "probes": probes}
 
         async def probe(rate_rps: float) -> Result:
             result = await _probe(server, model, plan, rate_rps, searched.wanted)
             show(rate_rps, result)
-            if result.overall.failed:
-                await server.models()  # one that is gone ends the search: every rate from now on would fail
+            probes.append({"rate_rps": rate_rps, **asdict(result)})
             return result
 
+        async def rest(seconds: float) -> None:
+            with rest_progress(seconds):
+                await asyncio.sleep(seconds)
+            if probes[-1]["overall"]["failed"]:
+                await server.models()  # one that is gone ends the search: every rate would fail from now on
+
         rates = bisection(*searched.between_rps, searched.precision)
-        return model, await search(rates, searched.wanted, probe, _rest, searched.max_rest_s)
-
-
-async def _rest(seconds: float) -> None:
-    with rest_progress(seconds):
-        await asyncio.sleep(seconds)
+        try:
+            return await search(rates, searched.wanted, probe, rest, searched.max_rest_s), measured
+        except BenchError as error:
+            if not probes:
+                raise
+            raise SearchEndedError(error, measured) from error
 
 
 async def _model(server: Server, wanted: str | None) -> str:

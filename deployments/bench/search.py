@@ -64,7 +64,8 @@ async def search(
     """Try rates, and let the server rest between them where `rest_s` says so.
 
     A rate is good when the fraction `wanted` of its requests is in time. One that was not good with a client
-    that was too slow says nothing of the server.
+    that was too slow says nothing of the server. After one with failures there is a `rest` in any case, the
+    last one too: what it raises ends the search.
     """
     rate_rps = next(rates)
     lowest_bad_rps, is_client_slow = math.inf, False
@@ -73,13 +74,16 @@ async def search(
         is_good = result.overall.attainment >= wanted
         if not is_good and rate_rps < lowest_bad_rps:
             lowest_bad_rps, is_client_slow = rate_rps, result.is_client_slow
+        found: Goodput | None = None
         try:
             rate_rps = rates.send(is_good)
         except StopIteration as end:
-            found: Goodput = end.value
-            return replace(found, is_bounded=found.is_bounded and not is_client_slow)
-        if (seconds := rest_s(result, max_rest_s, is_good=is_good)) > 0:
+            found = end.value
+        seconds = rest_s(result, max_rest_s, is_good=is_good)
+        if result.overall.failed or (seconds > 0 and found is None):
             await rest(seconds)
+        if found is not None:
+            return replace(found, is_bounded=found.is_bounded and not is_client_slow)
 
 
 def rest_s(result: Result, max_rest_s: float, *, is_good: bool) -> float:

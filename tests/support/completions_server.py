@@ -47,6 +47,8 @@ class Seen:
 class CompletionsServer:
     behaviour: Behaviour = field(default_factory=Behaviour)
     seen: list[Seen] = field(default_factory=list)
+    listed_s: list[float] = field(default_factory=list)
+    """When it was asked for its models."""
     url: str = ""
 
     def __enter__(self):
@@ -77,6 +79,7 @@ class CompletionsServer:
         await runner.cleanup()
 
     async def _models(self, request):
+        self.listed_s.append(time.perf_counter())
         if self.behaviour.key and request.headers.get("authorization") != f"Bearer {self.behaviour.key}":
             return web.json_response({"error": {"code": "invalid_api_key"}}, status=401)
         return web.json_response({"data": [{"id": name} for name in self.behaviour.models]})

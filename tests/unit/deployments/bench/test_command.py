@@ -153,8 +153,9 @@ def test_a_search_lets_a_server_rest_that_has_refused(bench, tmp_path, settle_s,
 
 
 @pytest.mark.parametrize("lasts", [5, 25])  # until the lowest rate, until the highest one
-def test_a_search_whose_server_is_gone_finds_no_goodput(bench, lasts):
-    searching = ("--search", *SEARCHED, "--settle", "0")
+def test_a_search_whose_server_is_gone_finds_no_goodput(bench, tmp_path, lasts):
+    path = tmp_path / "search.json"
+    searching = ("--search", *SEARCHED, "--settle", "0", "--json", path)
     with CompletionsServer(Behaviour(lasts=lasts)) as server:
         code, out, err = bench("--url", server.url, *QUICK[2:], *searching)
     assert code == 2
@@ -162,6 +163,26 @@ def test_a_search_whose_server_is_gone_finds_no_goodput(bench, lasts):
     assert "goodput" not in out
     assert out.count("requests/s: ") == 1 + lasts // 20
     assert "failed: " in out
+    written = json.loads(path.read_text())
+    assert [probe["rate_rps"] for probe in written["probes"]] == [30, 60][: 1 + lasts // 20]
+    assert (written["model"], "goodput_rps" in written) == ("tiny", False)
+    assert "cannot be reached" in written["error"]
+
+
+def test_a_search_that_has_measured_nothing_writes_nothing(bench, tmp_path):
+    path = tmp_path / "search.json"
+    code, *_ = bench("--url", "http://127.0.0.1:9", *QUICK[2:], "--search", *SEARCHED, "--json", path)
+    assert code == 2
+    assert not path.exists()
+
+
+def test_a_server_whose_requests_have_failed_is_left_alone_before_it_is_asked_whether_it_is_there(bench):
+    with CompletionsServer(Behaviour(refuse=lambda *_: (500, {"code": "broken"}))) as server:
+        code, out, _ = bench("--url", server.url, *QUICK[2:], "--search", *SEARCHED, "--settle", "0.5")
+    assert code == 0
+    assert "less than --min-rate" in out
+    assert len(server.listed_s) == 2
+    assert server.listed_s[-1] - server.seen[-1].at_s >= 0.5
 
 
 def test_a_search_whose_lowest_rate_is_too_high_says_so(bench):

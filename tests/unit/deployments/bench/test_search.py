@@ -159,6 +159,22 @@ def test_a_server_rests_by_how_long_it_was_overloaded(fate, wall_s, is_good, exp
     assert rest_s(ran(fate, wall_s), 240.0, is_good=is_good) == expected_s
 
 
+@pytest.mark.parametrize("max_rest_s", [0.0, 240.0])
+async def test_after_failures_there_is_a_rest_the_last_rate_included(max_rest_s):
+    did = []
+
+    async def probe(rate_rps):
+        did.append(rate_rps)
+        return ran(Fate.FAILED if rate_rps > 1.0 else Fate.ANSWERED, ttft_s=0.5)
+
+    async def rest(seconds):
+        did.append("rest")
+        assert seconds == min(max_rest_s, 63.0)
+
+    found = await search(bisection(1.0, 4.0, 0.5), WANTED, probe, rest, max_rest_s)
+    assert (found, did) == (Goodput(1.0, is_bounded=True), [1.0, 4.0, "rest", 2.5, "rest", 1.75, "rest"])
+
+
 @pytest.mark.parametrize(
     ("requests", "wanted", "most"), [(10, 0.9, 1), (600, 0.9, 60), (7, 0.9, 0), (5, 1.0, 0), (5, 0.0, 5)]
 )
