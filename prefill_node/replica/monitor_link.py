@@ -15,6 +15,7 @@ from prefill_node.board.events import Passed
 from prefill_node.replica.governing.governor import Governor
 from prefill_node.replica.governing.monitor_view import replica_seen
 from prefill_node.replica.preemption_controller import Watch
+from slo.monitor.directives import ReplicaSeen
 from slo.monitor.messages import PrefillSeen, Role
 from slo.monitor.policy import ClusterPolicy
 from slo.predict.pass_time import LearnedPasses
@@ -88,8 +89,16 @@ class Monitored:
     def _seen(self, events: tuple[PassMeasured, ...]) -> PrefillSeen:
         watch = self._watch
         assert watch is not None
-        view = watch.view() if watch.is_up else None
-        kept = None if view is None or view.step is None else watch.kept(view.step.step_id)
-        reached = watch.reached()
-        work = replica_seen(self._replica_id, self._governor, view, reached, kept, time.monotonic())
-        return PrefillSeen(work, events, self._correction)
+        return PrefillSeen(self._work(watch), events, self._correction)
+
+    def _work(self, watch: Watch) -> ReplicaSeen:
+        """What runs here; nothing of it if that is what the governor has failed on."""
+        try:
+            view = watch.view()
+            kept = None if view is None or view.step is None else watch.kept(view.step.step_id)
+            reached = watch.reached()
+            return replica_seen(self._replica_id, self._governor, view, reached, kept, time.monotonic())
+        except Exception:
+            if watch.is_up:
+                raise
+            return ReplicaSeen(self._replica_id, None, ())

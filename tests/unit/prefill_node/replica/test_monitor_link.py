@@ -1,11 +1,14 @@
 """What a prefill replica tells the monitor, and what it makes of policies and directives."""
 
+from types import SimpleNamespace
+
 import pytest
 from published import Account, Engine, running, suspended
 
 from prefill_node.board.events import Passed, Resumed, Stopped, decode
-from prefill_node.board.messages import SchedulerView
+from prefill_node.board.messages import SchedulerView, StepView
 from prefill_node.engine.board_writer import Bulletin
+from prefill_node.replica import monitor_link
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from prefill_node.replica.governing.monitor_view import replica_seen
@@ -113,6 +116,45 @@ def test_before_the_engine_has_said_anything_there_is_nothing_to_tell():
     assert replica_seen(R, governor(URGENT), None, NOTHING_REACHED, None, NOW_S).waiting == ()
     idle = replica_seen(R, governor(URGENT), SchedulerView(), NOTHING_REACHED, None, NOW_S)
     assert (idle.step, idle.waiting) == (None, ()), "no step is in the way of anybody"
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """What is told of a view by a replica whose governor works, or has failed."""
+
+    def told(shown, *, is_up):
+        participants = []
+        client = SimpleNamespace(start=lambda: None)
+        monkeypatch.setattr(
+            monitor_link, "MonitorClient", lambda participant, _: participants.append(participant) or client
+        )
+        watched = governor(LONG, URGENT)
+        watched.has_failed = not is_up
+        watch = SimpleNamespace(
+            is_up=is_up,
+            view=lambda: shown,
+            reached=lambda: (7, 3),
+            kept=lambda _: KeepReason.WAITERS_IN_TIME,
+            direct=None,
+        )
+        Monitored(R, watched).start(watch, None)
+        return participants[0].seen(()).work
+
+    return told
+
+
+@pytest.mark.parametrize("is_up", [True, False])
+def test_what_runs_is_told_also_after_the_governor_has_failed(seen, is_up):
+    step = seen(view(), is_up=is_up).step
+    assert (step.step_id, step.remaining_s) == (7, pytest.approx(1.4))
+    assert (step.preemptible_in_s is not None) == is_up, "nothing is stopped any more"
+
+
+def test_of_a_view_that_the_governor_has_failed_on_nothing_is_told(seen):
+    unreadable = SchedulerView(StepView(7, None, 2000, 0.0, 0, 0.0, True, 0.0))
+    with pytest.raises(TypeError):
+        seen(unreadable, is_up=True)
+    assert seen(unreadable, is_up=False).step is None
 
 
 # Directives
