@@ -39,6 +39,8 @@ class Watch:
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._kept: tuple[int, KeepReason] | None = None
+        self._unrecorded: set[Callable[[], None]] = set()
+        """What has failed to record, and not worked since."""
         self._doorkeeper = Doorkeeper(board.path, self.changed)
         self._tell()
 
@@ -75,13 +77,20 @@ class Watch:
         self._record.suspended(self._board.view())
 
     def _recorded(self, work: Callable[[], None]) -> None:
-        """What cannot be recorded is lost, and must stop neither serving nor the governor."""
+        """What cannot be recorded is lost, and must stop neither serving nor the governor.
+
+        It is said once until it works again: something is recorded at every wake.
+        """
         if self._is_closed:
             return
         try:
             work()
         except Exception as error:  # noqa: BLE001 - the edge between what is watched and serving
-            logs.event("record_failed", level=logging.ERROR, error=repr(error)[:500])
+            if work not in self._unrecorded:
+                logs.event("record_failed", level=logging.ERROR, error=repr(error)[:500])
+            self._unrecorded.add(work)
+        else:
+            self._unrecorded.discard(work)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """A governor that fails must not stop serving: it is left alone from then on."""

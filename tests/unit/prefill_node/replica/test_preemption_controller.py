@@ -289,6 +289,23 @@ async def test_what_nobody_can_read_is_lost_and_said_and_stops_nothing(look, wat
     assert engine.is_target(7)
 
 
+@pytest.mark.parametrize("look", [Watch.changed, Watch.collect], ids=["deciding", "collecting"])
+async def test_what_stays_unreadable_is_said_once_until_it_works_again(look, watching, caplog):
+    watch, _, record = watching(keep())
+    read = record.take
+
+    def fails(_):
+        raise ValueError("not a notice")
+
+    for times in (1, 2):
+        record.take = fails
+        for _ in range(3):
+            look(watch)
+        assert caplog.text.count("record_failed") == times
+        record.take = read
+        look(watch)
+
+
 async def test_a_failed_watch_still_shows_the_board(watching, engine):
     watch, _, _ = watching(RuntimeError("a bug"))
     watch.changed()
