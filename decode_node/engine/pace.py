@@ -6,6 +6,7 @@ much. Owns who was left out last, and how much of a sequence a step computes bes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
@@ -100,7 +101,8 @@ class Pace:
 
     def leaves_out(self, now_s: float) -> frozenset[str]:
         """Whom the next step leaves out for the sake of the others' pace; asked once for each."""
-        self._left_out = self._choose(now_s) if self._book.paced else _NOBODY
+        if self._book.paced or self._left_out:
+            self._left_out = self._choose(now_s)
         return self._left_out
 
     def _choose(self, now_s: float) -> frozenset[str]:
@@ -111,7 +113,7 @@ class Pace:
         context = sum([request.num_computed_tokens for request in decoding])
         prompt = self.chunk_tokens() if len(decoding) < len(running) else 0
         full_s = self._times.predict_s(StepShape(len(decoding), context, prompt))
-        tightest = min([accounts[name].tpot_s or 0.0 for name in self._book.paced])
+        tightest = min([accounts[name].tpot_s or 0.0 for name in self._book.paced], default=math.inf)
         if full_s <= MARGIN * tightest and not self._left_out:
             return _NOBODY
         paced = [self._view.paced(request, self._clock.ended_s, now_s) for request in decoding]

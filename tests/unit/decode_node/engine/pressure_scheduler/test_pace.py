@@ -9,6 +9,7 @@ from pressure_steps import (
     one_with_an_objective_beside_others,
     their_clients_leave,
 )
+from vllm.v1.request import RequestStatus
 
 from slo.decode.restore import STARVES_AFTER_S
 from slo.request import FIRST_DUE_XARG
@@ -50,6 +51,24 @@ def test_streams_without_an_objective_are_left_out_for_one_that_is_late(stepped)
         assert max(gaps) <= 4 + 8, "nobody is left out for long"
     assert engine.scheduler._report.figures.skipped > 0
     account.first_s = 1e9
+    engine.finish()
+
+
+def test_a_row_ends_with_the_last_stream_that_has_an_objective(stepped):
+    engine = stepped(500)
+    one_with_an_objective_beside_others(engine, stream_s=0.01)
+    engine.step()
+    accounts = engine.scheduler._book.accounts
+    while len(engine.outputs[-1].num_scheduled_tokens) == 9:
+        accounts["urgent"].first_s = -1e9
+        engine.step()
+    engine.scheduler.finish_requests("urgent", RequestStatus.FINISHED_ABORTED)
+    assert len(engine.step().num_scheduled_tokens) == 8
+    assert all(account.left_out_s is None for account in accounts.values())
+    engine.add("next", 20, 60, tier=TOP, tpot_s=0.05)
+    engine.step()
+    accounts["next"].first_s = 1e9
+    assert len(engine.step().num_scheduled_tokens) == 9, "it has time"
     engine.finish()
 
 
