@@ -205,7 +205,11 @@ class IngressMonitor:
         self._is_new = True
 
     def find(self) -> Any:
-        """As `start_own_monitor`; it gets the port the first time: an ingress may have started since then."""
+        """As `start_own_monitor`.
+
+        The monitor is given the port the first time alone: from then on the port may be that of an ingress
+        that has started later.
+        """
         monitor = start_own_monitor(self._options, is_ingress=self._is_new)
         self._is_new = False
         return monitor
