@@ -3,7 +3,7 @@
 They run in the EngineCore process of a decode replica. The connector pulls the KV cache of the prompt, and
 the request is then one that has generated its carried tokens and computes the last of them next. It is the
 same whether or not a step is composed while the one before it still runs. Owns, too, whose pull has failed
-where a model's KV cache is in several groups.
+where a model's KV cache is in several groups, and which models have no prompt cut into chunks of ours.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ class CarryingScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types 
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if self.vllm_config.model_config.is_mm_prefix_lm:
+            # Each token of an image attends to all of it, and vLLM parts one that a chunk begins with.
+            self.scheduler_config.long_prefill_token_threshold = 0
         keep_for_last_token(self.kv_cache_manager)
 
     def add_request(self, request: Request) -> None:

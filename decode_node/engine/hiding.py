@@ -41,10 +41,13 @@ def hidden(scheduler: Scheduler, left_out: frozenset[str], shown: list[Request] 
 
 @contextmanager
 def in_chunks(scheduler: Scheduler, chunk_tokens: int | None) -> Iterator[None]:
-    """Bound what a step computes of all sequences together beside its streams; None for vLLM's own bounds."""
+    """Bound what a step computes of all sequences together beside its streams; None for vLLM's own bounds.
+
+    An engine that cuts no sequence into chunks keeps them, too.
+    """
     config, threshold = scheduler.scheduler_config, scheduler.scheduler_config.long_prefill_token_threshold
     tokens = scheduler.max_num_scheduled_tokens
-    if chunk_tokens is not None:
+    if chunk_tokens is not None and threshold:
         # All of them together: whoever stands behind them would have nothing of the step.
         prompts = sum([request.is_prefill_chunk for request in scheduler.running])
         config.long_prefill_token_threshold = max(1, chunk_tokens // max(1, prompts))

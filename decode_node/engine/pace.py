@@ -33,13 +33,21 @@ class Pace:
         times: What its steps take.
         clock: When the latest one ended.
         most_tokens: The engine's own bound on the tokens of one sequence in a step.
+        in_chunks: Whether a step may compute less of one than that.
 
     Attributes:
         most_tokens: See Args.
     """
 
     def __init__(
-        self, view: StreamView, book: StreamBook, times: StepTimes, clock: StepClock, most_tokens: int
+        self,
+        view: StreamView,
+        book: StreamBook,
+        times: StepTimes,
+        clock: StepClock,
+        most_tokens: int,
+        *,
+        in_chunks: bool,
     ) -> None:
         self._view = view
         self._book = book
@@ -47,6 +55,7 @@ class Pace:
         self._clock = clock
         self._composer = Composer(times)
         self._left_out = _NOBODY
+        self._in_chunks = in_chunks
         self.most_tokens = most_tokens
 
     def step_s(self) -> float:
@@ -64,7 +73,7 @@ class Pace:
         token_s = self._times.prompt_token_s if self._times.is_known else 0.0
         decoding = [one.request_id for one in self._view.running if paced and not one.is_prefill_chunk]
         objectives = [accounts[name].tpot_s or 0.0 for name in decoding if name in paced]
-        if not objectives or not token_s:
+        if not objectives or not token_s or not self._in_chunks:
             return self.most_tokens
         return chunk_within(min(objectives), token_s, self.most_tokens)
 

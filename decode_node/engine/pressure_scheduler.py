@@ -80,7 +80,8 @@ class PressureScheduler(CarryingScheduler):
             )
         setup = DecodeSetup.of(self.vllm_config)
         tiers, self._drop_after_s = setup.tiers(), setup.drop_after_s
-        most_tokens = int(self.scheduler_config.long_prefill_token_threshold or self.max_num_scheduled_tokens)
+        threshold = int(self.scheduler_config.long_prefill_token_threshold)
+        most_tokens = threshold or self.max_num_scheduled_tokens
         self._swaps: SwapBook | None = getattr(self.connector, "swaps", None)
         self._lengths = OutputLengths()
         self._times = StepTimes()
@@ -89,7 +90,9 @@ class PressureScheduler(CarryingScheduler):
         self._last_words = LastWords()
         self._book = StreamBook()
         self._view = StreamView(self, self._book.accounts, tiers)
-        self._pace = Pace(self._view, self._book, self._times, self._clock, most_tokens)
+        self._pace = Pace(
+            self._view, self._book, self._times, self._clock, most_tokens, in_chunks=threshold > 0
+        )
         self._relief = Relief(self._view, self._pace, self._times, self._leavers, self._swaps)
         self._admission = Admission(self._view, self._book, self._pace, self._lengths, tiers, self._swaps)
         self._report = PressureReport(

@@ -53,14 +53,17 @@ def build(  # noqa: PLR0913 - most have a default
     additional=None,
     window=0,
     transfer=None,
+    whole_images=False,
 ):
     """A scheduler of this class with so many usable blocks of 16 tokens; those of one test share a config.
 
     A step takes `budget` tokens, of a prompt `chunk`; 0 for as many as the step takes.
     With a window its second layer attends to so many tokens only. With `transfer`, which are the arguments of
-    vLLM's `KVTransferConfig`, it has a connector; a block takes `BLOCK_BYTES` then.
+    vLLM's `KVTransferConfig`, it has a connector; a block takes `BLOCK_BYTES` then. `whole_images` is what
+    vLLM says of a model each of whose image tokens attends to all of the image.
     """
     config = _config(model)
+    config.model_config.is_mm_prefix_lm = whole_images
     config.scheduler_config.max_num_seqs = max_num_seqs
     config.scheduler_config.long_prefill_token_threshold = chunk
     config.scheduler_config.max_num_batched_tokens = budget
