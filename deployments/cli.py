@@ -44,7 +44,7 @@ from deployments.models.conversion import ProgressCallback
 from deployments.models.embedded import ModelStoreError
 from deployments.models.fit import check_ahead
 from deployments.models.store import ModelStore
-from deployments.options import ApplicationOption, ModelOption, check_directory
+from deployments.options import ApplicationOption, ModelOption, check_directory, finite
 from deployments.simulate import SimulateError
 from deployments.simulate.command import simulate
 from deployments.timeline.command import timeline as draw_timeline
@@ -92,6 +92,10 @@ def serve(
     model: Annotated[str | None, typer.Option(help="Hugging Face id or directory.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on.")] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(callback=finite, min=1, help="Seconds until a start that is not ready has failed."),
+    ] = None,
     verbose: Annotated[bool, typer.Option(help="Show the logs of all processes.")] = False,  # noqa: FBT002
 ) -> None:
     """Serve a model on this machine until Ctrl-C."""
@@ -118,7 +122,7 @@ def serve(
     try:
         shown = _StartProgress(started_s)
         with Live(shown, console=_console, refresh_per_second=2, transient=True):
-            deployment.start(lambda parts: shown.update(parts, stop))
+            deployment.start(lambda parts: shown.update(parts, stop), timeout)
         asking = example(deployment.url, settings, settings.model_name or models[""].model_id)
         said = advice(settings, usable_cores())
         announce(_console, deployment.url, asking, time.monotonic() - started_s, said)

@@ -93,10 +93,11 @@ class LocalDeployment:
         scheme = "http" if self._config.tls is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._config.port}"
 
-    def start(self, show: Callable[[list[Part]], None], timeout_s: float = 1800.0) -> None:
+    def start(self, show: Callable[[list[Part]], None], timeout_s: float | None = None) -> None:
         """Bring everything up and return once both tiers are warm.
 
         `show` is called about once a second with what is being waited for; it may raise `StopRequested`.
+        Without a limit it takes as long as it takes: nobody knows how long a model is downloaded.
 
         Raises:
             ConfigError: when the configuration cannot work here.
@@ -116,9 +117,13 @@ class LocalDeployment:
             show(parts)
             if all(part.done for part in parts):
                 break
-            if time.monotonic() - started_s > timeout_s:
+            if timeout_s is not None and time.monotonic() - started_s > timeout_s:
                 waiting = ", ".join(f"{part.name} ({part.state})" for part in parts if not part.done)
-                raise StartError(f"not ready after {timeout_s:.0f} s; still waiting for {waiting}")
+                msg = (
+                    f"not ready after {timeout_s:.0f} s (--timeout); still waiting for {waiting}; where a "
+                    "model is being downloaded, start again with more: files that have come are kept"
+                )
+                raise StartError(msg)
             time.sleep(_POLL_S)
         self._processes = psutil.Process().children(recursive=True)
 

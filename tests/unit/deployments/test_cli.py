@@ -84,7 +84,7 @@ def _signals_as_before():
 @pytest.mark.usefixtures("_signals_as_before")
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_it_says_that_it_has_stopped_what_it_had_started(tmp_path, monkeypatch, has_begun):
-    def start(deployment, _):
+    def start(deployment, *_):
         deployment.has_begun = has_begun
         raise ConfigError("port: is taken")
 
@@ -94,6 +94,22 @@ def test_it_says_that_it_has_stopped_what_it_had_started(tmp_path, monkeypatch, 
     ended = CliRunner().invoke(app, ["serve", "--model", str(tmp_path)])
     assert str(ended.exception) == "port: is taken"
     assert ("Stopped." in ended.stderr) == has_begun
+
+
+@pytest.mark.usefixtures("_signals_as_before")
+@pytest.mark.parametrize(("options", "timeout_s"), [([], None), (["--timeout", "7200"], 7200.0)])
+def test_a_start_has_as_long_as_it_is_given(tmp_path, monkeypatch, options, timeout_s):
+    given = []
+
+    def start(_, show, timeout_s):
+        given.append(timeout_s)
+        raise ConfigError("enough")
+
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(LocalDeployment, "start", start)
+    monkeypatch.setattr(LocalDeployment, "stop", lambda _: 0)
+    CliRunner().invoke(app, ["serve", "--model", str(tmp_path), *options])
+    assert given == [timeout_s]
 
 
 class TestPreparationProgress:

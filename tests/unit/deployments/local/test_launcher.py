@@ -18,6 +18,7 @@ from deployments.local import launcher
 from deployments.local.ending import StopRequested, kill_after
 from deployments.local.launcher import (
     LocalDeployment,
+    Part,
     StartError,
     check_ray_is_closed,
     get_json,
@@ -105,6 +106,44 @@ def test_there_is_something_to_stop_from_when_ray_is_started(monkeypatch, taken_
             deployment.start(show)
         assert deployment.has_begun == has_begun
         deployment.stop()
+
+
+@pytest.fixture
+def start(monkeypatch):
+    """Starts what is ready after so many seconds of a clock that nobody waits for."""
+    clock = SimpleNamespace(now_s=1000.0)
+
+    def sleep(seconds):
+        clock.now_s += seconds
+
+    def start_what_takes(seconds, **options):
+        until_s = clock.now_s + seconds
+        deployment = LocalDeployment(parse({"port": free_port(), "accelerator": "cpu"}))
+        monkeypatch.setattr(deployment, "_deploy", lambda _: None)
+        monkeypatch.setattr(
+            deployment, "_parts", lambda: [Part("Prefill m", "0 of 1 replicas", done=clock.now_s >= until_s)]
+        )
+        try:
+            deployment.start(lambda _: None, **options)
+        finally:
+            deployment.stop()
+
+    monkeypatch.setattr(launcher, "time", SimpleNamespace(monotonic=lambda: clock.now_s, sleep=sleep))
+    monkeypatch.setattr(launcher.Door, "environment", lambda _: {})
+    monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: [])
+    return start_what_takes
+
+
+def test_a_start_takes_as_long_as_a_download_does(start):
+    start(20_000)
+
+
+def test_a_start_that_takes_longer_than_it_may_says_which_option_allows_more(start):
+    start(50, timeout_s=60)
+    with pytest.raises(
+        StartError, match=r"60 s \(--timeout\); still waiting for Prefill m \(0 of 1 replicas\)"
+    ):
+        start(100, timeout_s=60)
 
 
 @pytest.mark.parametrize("port", [None, 9466])
