@@ -5,7 +5,7 @@ Owns what a replica is started with: its engine, its node, its number, hardware 
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,6 +43,10 @@ NO_LIMIT: Final = 100_000
 _HEALTH_CHECK_S: Final = 2.0
 _IMAGE_PIXELS: Final = "VLLM_MAX_IMAGE_PIXELS"
 """What an operator has set it to himself holds, instead of `limits.max_image_pixels`."""
+_OFFLINE: Final = "HF_HUB_OFFLINE"
+"""Likewise, instead of what the model needs."""
+_NO_PLACES: Final = (None, "auto", "vllm")
+"""What else may be given of a `generation_config`, among what names directories and Hugging Face ids."""
 
 
 def replicas(model: FoundModel, cores: CorePlan, router: DeploymentHandle) -> serve.Application:
@@ -216,8 +220,8 @@ def _environment(model: FoundModel, pool: PoolConfig) -> dict[str, str]:
         "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
         _IMAGE_PIXELS: os.environ.get(_IMAGE_PIXELS, str(model.config.limits.max_image_pixels)),
     }
-    if all(Path(place).is_dir() for place in _weights(model)):
-        env["HF_HUB_OFFLINE"] = "1"
+    if offline := os.environ.get(_OFFLINE, "1" if _is_all_here(model) else ""):
+        env[_OFFLINE] = offline
     if model.config.accelerator == "cpu":
         env |= cpu_environment(model.config.kv_cache_gib)
     elif pool.gpus_per_worker < 1:
@@ -226,14 +230,24 @@ def _environment(model: FoundModel, pool: PoolConfig) -> dict[str, str]:
     return env
 
 
-def _weights(model: FoundModel) -> Iterator[str]:
-    """Directories or Hugging Face ids of all that the engines load."""
+def _is_all_here(model: FoundModel) -> bool:
+    """Whether the engines load nothing from the Hugging Face hub."""
+    tiers = [pool.engine_kwargs for pool in (model.config.prefill, model.config.decode)]
+    if any(given.get("trust_remote_code") for given in tiers):
+        return False  # the configuration of a model that is here may name code that is not
+    return all(Path(place).is_dir() for given in tiers for place in _loaded(model, given))
+
+
+def _loaded(model: FoundModel, given: Mapping[str, Any]) -> Iterator[str]:
+    """Directories or Hugging Face ids of all that an engine with these arguments loads."""
     yield model.resolved.source
     yield from (adapter.path for adapter in model.adapters.get("lora_modules", ()))
-    for pool in (model.config.prefill, model.config.decode):
-        draft = (pool.engine_kwargs.get("speculative_config") or {}).get("model")
-        if draft is not None:
-            yield draft
+    places = (
+        (given.get("speculative_config") or {}).get("model"),
+        given.get("hf_config_path"),
+        given.get("generation_config"),
+    )
+    yield from (place for place in places if place not in _NO_PLACES)
 
 
 def logging_of(config: SlackServeConfig) -> LoggingConfig:

@@ -13,14 +13,27 @@ import pytest
         ({"lora": {"adapters": {"sql": "org/sql"}, "max_rank": 16}}, False),
         ({"decode": {"engine_kwargs": {"speculative_config": {"model": "org/draft"}}}}, False),
         ({"decode": {"engine_kwargs": {"speculative_config": {"method": "ngram"}}}}, True),
+        ({"prefill": {"engine_kwargs": {"trust_remote_code": True}}}, False),
+        ({"decode": {"engine_kwargs": {"hf_config_path": "org/model"}}}, False),
+        ({"decode": {"engine_kwargs": {"generation_config": "org/model"}}}, False),
+        ({"decode": {"engine_kwargs": {"generation_config": "vllm"}}}, True),
     ],
     ids=str,
 )
-def test_engines_ask_the_hub_for_what_is_not_here(options, tiny, values, is_offline):
+def test_engines_ask_the_hub_for_what_is_not_here(options, tiny, monkeypatch, values, is_offline):
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     for config, _ in options({"model": tiny, **values}).values():
         environment = config.runtime_env["env_vars"]
         assert ("HF_HUB_OFFLINE" in environment) is is_offline
         assert environment["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "said"), [("tiny", "0"), ("org/model", "1")])
+def test_whether_engines_may_ask_the_hub_is_the_operators_to_say(options, tiny, monkeypatch, model, said):
+    monkeypatch.setenv("HF_HUB_OFFLINE", said)
+    for config, _ in options({"model": tiny if model == "tiny" else model}).values():
+        assert config.runtime_env["env_vars"]["HF_HUB_OFFLINE"] == said
 
 
 @pytest.mark.slow
