@@ -21,7 +21,7 @@ from slo.replacement import FailureCause
 from slo.replacement_budget import ReplacementBudget
 from slo.request import ReplicaId
 from telemetry import logs
-from telemetry.reporting.answering import answer_within
+from telemetry.reporting.answering import answer_within, is_cancelled
 
 PERIOD_S: Final = 0.5
 SILENT_AFTER_S: Final = 2.0
@@ -168,8 +168,7 @@ class PrefillWatch:
             except TimeoutError:
                 return FailureCause.SILENT
             except (Exception, asyncio.CancelledError) as error:
-                # Serve raises a cancelled call's end as if whoever waits for it had been cancelled.
-                if (watch := asyncio.current_task()) is None or watch.cancelling():
+                if is_cancelled():
                     raise
                 logs.event("ask_failed", level=logging.WARNING, replica=replica, error=repr(error)[:300])
                 if time.monotonic() - answered_s >= self._silent_after_s:

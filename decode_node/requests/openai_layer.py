@@ -22,6 +22,7 @@ from decode_node.carrying import BoundReason
 from decode_node.rendering import Rendered, grammar_of, render
 from decode_node.requests.underway import Call, Underway
 from slo.request import ENGINE_DIED, ReplicaId
+from telemetry.reporting.answering import is_cancelled
 
 if TYPE_CHECKING:
     from ray.serve.llm.openai_api_models import ErrorResponse
@@ -91,7 +92,7 @@ class OpenAILayer:
         try:
             async with aclosing(answer(request, run.call.info)) as pieces:
                 async for piece in pieces:
-                    if _is_cancelled():
+                    if is_cancelled():
                         raise asyncio.CancelledError
                     if run.refusal is not None:
                         break  # the piece is vLLM's word for it
@@ -134,9 +135,3 @@ class OpenAILayer:
         if self.engine._oai_serving_chat.parser_cls is not None:  # noqa: SLF001 - no public way in
             return BoundReason.PARSER
         return BoundReason.ECHO if call.request.echo else None
-
-
-def _is_cancelled() -> bool:
-    """Whether the current task has been cancelled, whoever may have caught that."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -2,7 +2,7 @@
 
 `asyncio.timeout` takes an answer for missing that came while the event loop was busy with others: once
 it gets to it, the time is up as well, and cancelling comes first. In a crowd no answer would be heard any
-more, whenever it came. Owns that one wait.
+more, whenever it came. Owns that one wait, and how to tell whether who waits was cancelled, or its answer.
 """
 
 from __future__ import annotations
@@ -30,6 +30,15 @@ async def answer_within(answer: Awaitable[T], limit_s: float) -> T:
         if not asked.done():
             asked.add_done_callback(_looked_at)
             asked.cancel()
+
+
+def is_cancelled() -> bool:
+    """Whether the current task has been cancelled, whoever may have caught that.
+
+    Serve raises the end of a call that was cancelled elsewhere as if whoever waits for it had been.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _looked_at(asked: asyncio.Future[T]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from telemetry import logs
+from telemetry.reporting.answering import is_cancelled
 
 HEARTBEAT_S = 0.5
 """A replica that has nothing new to say reports this often; one that is silent for longer may have failed."""
@@ -71,7 +72,9 @@ class Reporter:
                     sending = self._send(self._report())
                     rest_s = min(_MAX_REST_S, _RESTS * (time.thread_time() - began_s))
                     await sending
-            except Exception as error:  # noqa: BLE001 - the edge of a task; serving goes on without
+            except (Exception, asyncio.CancelledError) as error:
+                if is_cancelled():
+                    raise  # anything else ends here, at the edge of a task; serving goes on without
                 if not self._lost:
                     logs.event("router_lost", level=logging.WARNING, error=repr(error)[:300])
                 self._lost = True

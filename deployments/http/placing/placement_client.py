@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import logging
 import math
@@ -21,7 +20,7 @@ from slo.request import JobId, ReplicaId
 from telemetry import logs
 from telemetry.catalogue import ROUTER_FALLBACKS
 from telemetry.instruments import Instruments
-from telemetry.reporting.answering import answer_within
+from telemetry.reporting.answering import answer_within, is_cancelled
 from telemetry.reporting.background import Background
 
 if TYPE_CHECKING:
@@ -145,9 +144,12 @@ class PlacementClient:
         while True:
             await asyncio.sleep(RECONCILE_S)
             live = LiveJobs(self._name, self._asked, tuple(self._live))
-            with contextlib.suppress(Exception):  # whoever places requests notices that the router is away
+            try:
                 async with asyncio.timeout(RECONCILE_S):
                     await self._router.reconcile.remote(live)
+            except (Exception, asyncio.CancelledError):  # whoever places requests notices that it is away
+                if is_cancelled():
+                    raise
 
     def _fall_back(
         self, cause: str, request: PlacementRequested | None = None, error: Exception | None = None

@@ -88,6 +88,24 @@ async def test_the_last_report_is_the_last_though_one_arrives_as_it_is_made(turn
     assert len(heard) == reported
 
 
+async def test_a_report_that_is_cancelled_from_below_is_not_the_last(monkeypatch):
+    """As Serve does with a call that its replica cancels."""
+    monkeypatch.setattr(reporting, "HEARTBEAT_S", 0.01)
+    heard, second, delivered = [], asyncio.Event(), []
+
+    async def send(report):
+        heard.append(report)
+        if len(heard) == 1:
+            raise asyncio.CancelledError
+        second.set()
+
+    reporter = Reporter(lambda: "alive", send, lambda: delivered.append(len(heard)))
+    await asyncio.wait_for(second.wait(), 1)
+    await asyncio.sleep(0)
+    reporter.stop()
+    assert delivered == [2]
+
+
 async def test_what_did_not_arrive_is_not_taken_for_delivered():
     listener, delivered = Listener(listens=False), []
     reporter = Reporter(lambda: "news", listener.send, lambda: delivered.append(len(listener.heard)))

@@ -181,6 +181,23 @@ async def test_the_router_is_told_what_lives_until_it_hears_it(monkeypatch):
     assert told[-1].jobs == ()
 
 
+async def test_a_word_of_what_lives_that_is_cancelled_from_below_is_not_the_last(monkeypatch):
+    """As Serve does with a call that its replica cancels."""
+    monkeypatch.setattr(placement_client, "RECONCILE_S", 0.02)
+    told, third = [], asyncio.Event()
+
+    async def hear(live):
+        told.append(live)
+        if len(told) == 3:
+            third.set()
+        raise asyncio.CancelledError
+
+    router = Router(answering(HERE))
+    router.reconcile = Method(hear)
+    PlacementClient(router, TIMEOUT_S, Counts()).start()
+    await asyncio.wait_for(third.wait(), 5)
+
+
 async def test_no_word_of_what_lives_overtakes_that_of_an_end(monkeypatch):
     """Of what it hears first the router ends a request, and only an end says what was taken."""
     monkeypatch.setattr(placement_client, "RECONCILE_S", 0.1)
