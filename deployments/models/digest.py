@@ -1,8 +1,9 @@
 """The digest of a model: what replicas of two versions of a configuration know each other's models by.
 
-Owns what it is made of: where the model is, what is configured that changes its KV cache or its tokens, and
-the files of a local directory. It is made once, where the application is built, and told to all replicas, so
-that it is the same on every node. No times of files are in it, which differ among copies.
+Owns what it is made of: where the model is, what is configured that changes its KV cache or its tokens, or
+among whose workers KV moves, and the files of a local directory. It is made once, where the application is
+built, and told to all replicas, so that it is the same on every node. No times of files are in it, which
+differ among copies.
 
 All of the weights cannot be read for it, so it has pieces of them, in even distances: enough to tell apart
 what was trained on. It does not tell apart what lies between them, nor what a hub id without a `revision`
@@ -15,10 +16,12 @@ import json
 from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from deployments.config.settings import SlackServeConfig
-from deployments.engine_kwargs import alike_in_both
+from deployments.engine_kwargs import alike_in_both, of_the_model
+from deployments.models.fit import degrees_apart
+from deployments.models.text_model import text_model
 from slo.model_digest import ModelDigest
 
 _WEIGHTS: Final = frozenset({".bin", ".gguf", ".pt", ".pth", ".safetensors"})
@@ -32,12 +35,14 @@ _DIGEST_BYTES: Final = 8
 
 def model_digest(source: str, config: SlackServeConfig) -> ModelDigest:
     """That of the model at `source`, a directory or a hub id, as it is served by a configuration."""
-    served = {
+    served: dict[str, Any] = {
         "source": source,
         "accelerator": config.accelerator,
         "dtype": config.dtype,
         "engine_kwargs": alike_in_both(config),
     }
+    if (degrees := degrees_apart(config, text_model(source, of_the_model(config)))) is not None:
+        served["tensor_parallel_size"] = degrees
     digest = blake2b(json.dumps(served, sort_keys=True, default=str).encode(), digest_size=_DIGEST_BYTES)
     for content in _contents(Path(source)):
         digest.update(content)

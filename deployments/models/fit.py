@@ -54,17 +54,37 @@ def check_fits(config: SlackServeConfig, values: Mapping[str, Any]) -> None:
     _check_degrees(config, values)
 
 
+def degrees_apart(config: SlackServeConfig, values: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The tensor parallel degrees, prefill's first, unless KV moves between replicas with them and all such.
+
+    Of two powers of two one is a multiple of the other, and up to the number of KV heads no two workers have
+    copies of one.
+    """
+    degrees = config.prefill.tensor_parallel_size, config.decode.tensor_parallel_size
+    _, kv_heads = _heads(values)
+    fits_others = all(degree.bit_count() == 1 and degree <= (kv_heads or 1) for degree in degrees)
+    return None if fits_others else degrees
+
+
+def _heads(values: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Attention and KV heads that are divided among workers; None where the model does not say."""
+    heads, kv_heads = values.get("num_attention_heads"), values.get("num_key_value_heads")
+    if not isinstance(heads, int) or heads < 1:
+        return None, None
+    if not isinstance(kv_heads, int) or kv_heads < 1 or values.get("kv_lora_rank") is not None:
+        return heads, heads
+    return heads, kv_heads
+
+
 def _check_degrees(config: SlackServeConfig, values: Mapping[str, Any]) -> None:
     """Compare the tensor parallel degrees with the model's heads, as vLLM's `QKVParallelLinear` does.
 
     KV heads are divided among the workers, or each has so many copies, which NIXL's handshakes refuse where
     decode has fewer workers than prefill. With MLA there are none to divide.
     """
-    heads, kv_heads = values.get("num_attention_heads"), values.get("num_key_value_heads")
-    if not isinstance(heads, int) or heads < 1:
+    heads, kv_heads = _heads(values)
+    if heads is None or kv_heads is None:
         return
-    if not isinstance(kv_heads, int) or kv_heads < 1 or values.get("kv_lora_rank") is not None:
-        kv_heads = heads
     valid = [
         size
         for size in range(1, heads + 1)

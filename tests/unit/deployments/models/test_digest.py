@@ -1,5 +1,6 @@
 """A digest is another one where the KV cache or the tokens would be, and the same for copies of a model."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 from deployments.config.settings import parse
 from deployments.models import digest
 from deployments.models.digest import model_digest
+
+TIERS = ("prefill", "decode")
 
 
 def model(directory, weights=b"weights", **files):
@@ -83,7 +86,7 @@ def test_of_large_weights_pieces_are_read_and_the_end(here, tmp_path, monkeypatc
         ({}, {"decode": {"engine_kwargs": {"logits_processors": ["a.B"]}}}, False),
         (
             {},
-            {tier: {"engine_kwargs": {"load_format": "dummy"}} for tier in ("prefill", "decode")},
+            {tier: {"engine_kwargs": {"load_format": "dummy"}} for tier in TIERS},
             False,
         ),
         (
@@ -111,6 +114,33 @@ def test_of_large_weights_pieces_are_read_and_the_end(here, tmp_path, monkeypatc
 def test_what_is_configured_counts_where_it_changes_kv_cache_or_tokens(here, tmp_path, one, other, is_same):
     files = model(tmp_path / "files")
     assert (here(files, one) == here(files, other)) is is_same
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "one", "other", "is_same"),
+    [
+        (8, (1, 1), (2, 4), True),
+        (8, (8, 8), (1, 2), True),
+        (4, (2, 2), (4, 8), False),
+        (4, (8, 8), (4, 4), False),
+        (4, (8, 8), (4, 8), False),
+        (4, (8, 8), (8, 8), True),
+        (12, (2, 2), (3, 3), False),
+        (12, (3, 3), (3, 6), False),
+        (None, (1, 1), (2, 2), False),
+        (None, (2, 2), (2, 2), True),
+    ],
+)
+def test_replicas_between_whose_workers_kv_may_not_move_do_not_work_together(
+    here, tmp_path, kv_heads, one, other, is_same
+):
+    heads = {} if kv_heads is None else {"num_attention_heads": 24, "num_key_value_heads": kv_heads}
+    files = model(tmp_path / "files", config=json.dumps(heads))
+    first, second = (
+        here(files, {name: {"tensor_parallel_size": size} for name, size in zip(TIERS, sizes, strict=True)})
+        for sizes in (one, other)
+    )
+    assert (first == second) is is_same
 
 
 def test_a_hub_id_is_its_own_and_that_of_its_revision(monkeypatch, tmp_path):
