@@ -23,11 +23,14 @@ from vllm.renderers.hf import HfRenderer, safe_apply_chat_template
 from vllm.utils.async_utils import make_async
 
 from decode_node.answers import NOT_TAKEN, error_response
+from slo.model_digest import OTHER_MODEL
 
 if TYPE_CHECKING:
     from vllm.sampling_params import StructuredOutputsParams
 
 BAD_REQUEST = 400
+_UNKNOWN_MODEL = "NotFoundError"
+"""vLLM's type of the error for a model or an adapter that it has not got."""
 _PROMPT_PARAMS = frozenset({"input_tokens", "input_text"})
 _TEXT_PARTS = frozenset({None, "text", "input_text", "output_text", "refusal", "thinking", "tool_reference"})
 """Types of a message's parts that are no media, unless they have one of these keys all the same."""
@@ -261,8 +264,13 @@ def _too_long(request: Any, prompt_tokens: int, max_model_len: int) -> ErrorResp
 
 
 def _as_error(response: Any, *, is_chat: bool) -> ErrorResponse:
-    """An error of vLLM, with its own names for the prompt replaced by the API's."""
+    """An error of vLLM, with its own names for the prompt replaced by the API's.
+
+    The ingress has passed on no name that its configuration does not have: this replica is of another one.
+    """
     error = response.error.model_dump()
+    if error["type"] == _UNKNOWN_MODEL:
+        return error_response(503, OTHER_MODEL, error["message"])
     if error.get("param") in _PROMPT_PARAMS:
         error["param"] = "messages" if is_chat else "prompt"
     return ErrorResponse(error=error)

@@ -13,7 +13,7 @@ UNTOLD: Final = ModelDigest("")
 """Where nobody says which model it is; that is no other than any."""
 OTHER_MODEL: Final = "other_model"
 """Type of the error that a replica answers with which is to go on from what another model has computed, or to
-compute what another one goes on from."""
+compute what another one goes on from, or what the configuration of who asks allows and its own does not."""
 
 
 def is_same_model(one: ModelDigest, other: ModelDigest) -> bool:

@@ -31,7 +31,7 @@ class FailureCause(enum.StrEnum):
     REQUEST_FAILED = "request_failed"
     """The replica answered with an error of its own, and goes on serving."""
     OTHER_MODEL = "other_model"
-    """The replica serves another model of the same name, and goes on."""
+    """The replica serves another model of the same name, or by another configuration, and goes on."""
     LEFT = "left"
     """Nothing has failed: decode had no memory for what it had pulled."""
 

@@ -107,8 +107,8 @@ class JobTable:
     ) -> AsyncGenerator[Prefilled | ErrorResponse, None]:
         """Compute one prompt and sample a token; the only piece says where the KV blocks wait, or why not."""
         context = RequestContext.decode(info.headers[CONTEXT_HEADER])
-        if not is_same_model(request.digest, self._report.digest):
-            yield self._failed(OTHER_MODEL, "the prefill replica serves another model of that name")
+        if (unlike := self._unlike(request)) is not None:
+            yield self._failed(OTHER_MODEL, unlike)
             return
         attempt_id, tokens, arrived_s = context.attempt_id, len(request.token_ids), time.monotonic()
         deadline_s = NO_DEADLINE if context.ttft_budget_s is None else arrived_s + context.ttft_budget_s
@@ -200,6 +200,15 @@ class JobTable:
             return self._failed(ENGINE_DIED, "the engine of the prefill replica is ending")
         token = output.outputs[0] if counts else None
         return Prefilled(token, output.kv_transfer_params, self._report.replica_id, CacheUse.of(output))
+
+    def _unlike(self, request: PrefillRequest) -> str | None:
+        """Why only a replica that is configured as who asks can compute a prompt; None when this one can."""
+        if not is_same_model(request.digest, self._report.digest):
+            return "the prefill replica serves another model of that name"
+        most = self._engine._engine_client.vllm_config.model_config.max_model_len  # noqa: SLF001 - no public way in
+        if len(request.token_ids) >= most:  # decode has held it against its own
+            return f"the prefill replica takes prompts of less than {most} tokens"
+        return None
 
     def _failed(self, kind: str, message: str) -> ErrorResponse:
         """The answer to a job that another replica may compute; `kind` is its type."""

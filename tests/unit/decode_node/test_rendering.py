@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from jinja2 import TemplateError, UndefinedError
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
+from vllm.entrypoints.serve.engine.serving import BaseServing
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import QueueOverflowError
 from vllm.multimodal.media import MediaConnector
@@ -24,6 +25,7 @@ from decode_node import rendering
 from decode_node.answers import REQUEST_FAILED
 from decode_node.rendering import LocalReason, Rendered
 from decode_node.requests.openai_layer import OpenAILayer
+from slo.model_digest import OTHER_MODEL
 from slo.request import ENGINE_DIED, ReplicaId
 
 
@@ -165,6 +167,28 @@ async def test_what_a_renderer_does_not_take_is_the_clients_error(error):
 
     answer = await rendering.render(Refusing(), TEXT, is_chat=False, max_model_len=64)
     assert answer.error.code == rendering.BAD_REQUEST
+
+
+@pytest.mark.parametrize(("request_", "is_chat"), [(CHAT, True), (TEXT, False)])
+@pytest.mark.parametrize("is_raised", [False, True])
+async def test_a_name_that_the_ingress_knows_and_the_engine_does_not_is_another_configurations(
+    request_, is_chat, is_raised
+):
+    """Such as that of an adapter which a configuration adds, on a replica that it has yet to replace."""
+
+    class Unaware(BaseServing):
+        def __init__(self):
+            self._oai_serving_chat = self._oai_serving_completion = self
+            self.models = SimpleNamespace(lora_requests={}, is_base_model=lambda _: False)
+
+        async def render_chat_request(self, request):
+            return self._maybe_get_adapters(request) if is_raised else await self._check_model(request)
+
+        render_completion_request = render_chat_request
+
+    answer = await rendering.render(Unaware(), request_, is_chat=is_chat, max_model_len=64)
+    assert (answer.error.code, answer.error.type) == (503, OTHER_MODEL)
+    assert request_.model in answer.error.message
 
 
 @pytest.mark.parametrize("error", [TemplateError("no system messages"), UndefinedError("no role")])

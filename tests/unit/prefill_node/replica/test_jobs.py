@@ -41,7 +41,7 @@ class Client:
         self.go = asyncio.Event()
         self.engine_core = SimpleNamespace(abort_requests_async=self.abort)
         self.failure, self.token = None, TOKEN
-        model = SimpleNamespace(use_fp64_gumbel=False)
+        model = SimpleNamespace(use_fp64_gumbel=False, max_model_len=64)
         self.vllm_config = SimpleNamespace(use_v2_model_runner=False, model_config=model)
 
     async def is_tracing_enabled(self):
@@ -91,10 +91,10 @@ def table(client):
     )
 
 
-async def prefill(table, attempt=0, adapter=None, job="job", tier=STANDARD, digest=MODEL):
+async def prefill(table, attempt=0, adapter=None, job="job", tier=STANDARD, digest=MODEL, tokens=3):
     context = RequestContext(JobId(job), "request", tier, None, attempt=attempt)
     params = first_token(SamplingParams(temperature=0.7, seed=4, max_tokens=9))
-    request = PrefillRequest([1, 2, 3], params, adapter=adapter, draws="first", digest=digest)
+    request = PrefillRequest([*range(1, tokens + 1)], params, adapter=adapter, draws="first", digest=digest)
     info = SimpleNamespace(headers={CONTEXT_HEADER: context.encode()})
     (answer,) = [answer async for answer in table.prefill(request, info)]
     return answer
@@ -158,6 +158,21 @@ async def test_nothing_is_computed_for_a_decode_replica_of_another_model(table, 
     assert not client.asked
     assert not table._ledger.accepted
     assert isinstance(await prefill(table, digest=UNTOLD), Prefilled)
+
+
+@pytest.mark.parametrize(("tokens", "is_computed"), [(63, True), (64, False), (100, False)])
+async def test_a_prompt_for_which_decode_has_room_and_this_replica_has_none_is_anothers(
+    table, client, tokens, is_computed
+):
+    """While a configuration with a larger `max_model_len` replaces this one."""
+    client.go.set()
+    answer = await prefill(table, tokens=tokens)
+    assert isinstance(answer, Prefilled) is is_computed
+    if is_computed:
+        return
+    assert (answer.error.type, answer.error.code, answer.error.param) == (OTHER_MODEL, 503, "here")
+    assert not client.asked
+    assert not table._ledger.accepted
 
 
 async def test_a_released_attempt_does_not_refuse_the_next_one_here(table, client):
