@@ -112,16 +112,7 @@ class AdmissionController:
             for holder in (gate, own):
                 if holder is not None:
                     holder.began(request.usage, now_s)
-        self._jobs[request.job_id] = AdmittedJob(
-            tier,
-            request.tenant,
-            request.work_s,
-            now_s,
-            request.usage,
-            request.asker,
-            request.number,
-            None if request.key_limit is None else request.key_limit.name,
-        )
+        self._jobs[request.job_id] = AdmittedJob.of(request, now_s)
         self.decode.admitted(request.job_id, tier, request.decode, request.likeness)
         if request.only_decode:
             self.decode.decodes(request.job_id)
@@ -165,11 +156,13 @@ class AdmissionController:
         """A request has ended, however it did; one that is not known is ignored.
 
         `used` is what it took of its tenant's tokens; None when who says so does not know: then it counts as
-        if it had taken all that it might, until somebody says what was `generated`.
+        if it had taken all that it might, until somebody says what was `generated`, or this once more.
         """
         self._backlog.remove(job_id)
         self.decode.ended(job_id, now_s)
         if (job := self._jobs.pop(job_id, None)) is None:
+            if used is not None and job_id in self._uncounted:
+                self._correct(job_id, used, now_s)
             return
         gates = self._gates_of(job)
         for gate in gates:
@@ -186,14 +179,16 @@ class AdmissionController:
         the most that somebody says, where it had gone on elsewhere.
         """
         if (job := self._jobs.get(job_id)) is not None:
-            self._jobs[job_id] = job._replace(generated=max(tokens, job.generated or 0))
+            self._jobs[job_id] = job._replace(used=job.having(tokens))
         elif job_id in self._uncounted:
-            job, ended_s = self._uncounted[job_id]
-            now = job._replace(generated=max(tokens, job.generated or 0))
-            self._uncounted[job_id] = now, ended_s
-            assert now.used is not None
-            for gate in self._gates_of(job):
-                gate.corrected(job.used or job.usage, now.used, now_s)
+            self._correct(job_id, self._uncounted[job_id][0].having(tokens), now_s)
+
+    def _correct(self, job_id: JobId, used: Usage, now_s: float) -> None:
+        """Somebody says what a request took that has ended without such a word."""
+        job, ended_s = self._uncounted[job_id]
+        self._uncounted[job_id] = job._replace(used=used), ended_s
+        for gate in self._gates_of(job):
+            gate.corrected(job.used or job.usage, used, now_s)
 
     def withdrawn(self, job_id: JobId, now_s: float) -> None:
         """A request that was admitted is not run after all; its tenant is as if it had not come."""

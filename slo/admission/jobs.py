@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+from slo.admission.rules import AdmissionRequest
 from slo.admission.tenant_limits import Usage
 from slo.tiers import Tier
 
@@ -15,7 +16,7 @@ class AdmittedJob(NamedTuple):
         usage: The most that it may take of its tenant's tokens.
         asker: Who asked, and `number` its place among the requests of that asker.
         key_name: Of the key that it came with; None for none.
-        generated: Tokens that were generated for it when its client left; None while nobody has said so.
+        used: What it took of its tenant's tokens; None while nobody has said so.
     """
 
     tier: Tier
@@ -26,9 +27,23 @@ class AdmittedJob(NamedTuple):
     asker: str
     number: int
     key_name: str | None
-    generated: int | None = None
+    used: Usage | None = None
 
-    @property
-    def used(self) -> Usage | None:
-        """What it took of its tenant's tokens, by who generated its answer; None while they have not said."""
-        return None if self.generated is None else Usage(self.usage.prompt_tokens, self.generated)
+    @classmethod
+    def of(cls, request: AdmissionRequest, now_s: float) -> Self:
+        """The one that was asked for."""
+        return cls(
+            request.tier,
+            request.tenant,
+            request.work_s,
+            now_s,
+            request.usage,
+            request.asker,
+            request.number,
+            None if request.key_limit is None else request.key_limit.name,
+        )
+
+    def having(self, generated: int) -> Usage:
+        """What it took, says who has generated so many tokens for it; the most that anybody says."""
+        known = self.used or Usage(self.usage.prompt_tokens)
+        return known._replace(output_tokens=max(generated, known.output_tokens))

@@ -8,6 +8,7 @@ import logging
 import math
 import time
 import uuid
+from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,6 +37,8 @@ moment's load."""
 
 RECONCILE_S: Final = 2.0
 """How often the router is told which requests have not ended."""
+_MOST_UNTOLD: Final = 4096
+"""Ends of requests that are kept for a router that does not answer."""
 
 
 class PlacementClient:
@@ -58,6 +61,7 @@ class PlacementClient:
         self._name = uuid.uuid4().hex
         self._asked = 0
         self._live: set[JobId] = set()
+        self._untold: deque[JobEnded] = deque(maxlen=_MOST_UNTOLD)
         self._reconciling: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -121,7 +125,10 @@ class PlacementClient:
             return None
 
     def job_ended(self, ended: JobEnded) -> None:
-        """Tell the router that a request is over; what it misses it knows within twice `RECONCILE_S`."""
+        """Tell the router that a request is over.
+
+        What it misses it knows within twice `RECONCILE_S`, once it answers, and is told once more.
+        """
         self._background.run("telling_router", self._tell(ended), job_id=ended.job_id)
 
     def lost(self, replica: ReplicaId) -> None:
@@ -138,7 +145,14 @@ class PlacementClient:
             await asyncio.wait((telling,), timeout=RECONCILE_S)
         finally:
             self._live.discard(ended.job_id)
-        await telling
+        try:
+            await telling
+        except (Exception, asyncio.CancelledError):
+            self._untold.append(ended)
+            raise
+
+    async def _tell_again(self, ended: JobEnded) -> None:
+        await self._router.job_ended.remote(ended)
 
     async def _reconcile(self) -> None:
         while True:
@@ -150,6 +164,10 @@ class PlacementClient:
             except (Exception, asyncio.CancelledError):  # whoever places requests notices that it is away
                 if is_cancelled():
                     raise
+            else:
+                while self._untold:
+                    ended = self._untold.popleft()
+                    self._background.run("telling_router", self._tell_again(ended), job_id=ended.job_id)
 
     def _fall_back(
         self, cause: str, request: PlacementRequested | None = None, error: Exception | None = None

@@ -10,10 +10,12 @@ import pytest
 from deployments.http.placing import placement_client
 from deployments.http.placing.placement_client import PlacementClient
 from router.messages import JobEnded, Placed, PlacementReason, PlacementRequested
+from slo.admission.tenant_limits import Usage
 from slo.errors import Rejected, RejectionReason
 from slo.objectives import Objective
 from slo.request import JobId, ReplicaId
 from slo.tiers import STANDARD
+from telemetry.reporting import background
 
 TIMEOUT_S = 0.05
 AT_ONCE = 300
@@ -219,6 +221,41 @@ async def test_no_word_of_what_lives_overtakes_that_of_an_end(monkeypatch):
     async with asyncio.timeout(5):
         await empty.wait()
     assert heard[:2] == [{"job"}, "job"]
+
+
+async def test_a_router_that_was_away_is_told_of_the_ends_that_it_has_missed(monkeypatch):
+    """It ends what does not live any more, and only an end says what was taken."""
+    monkeypatch.setattr(placement_client, "RECONCILE_S", 0.02)
+    monkeypatch.setattr(background, "TIMEOUT_S", 0.05)
+    is_away, heard = True, []
+    given_up, told, again = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def reconcile(_):
+        if is_away:
+            await asyncio.Event().wait()
+        if told.is_set():
+            again.set()
+
+    async def end(ended):
+        try:
+            if is_away:
+                await asyncio.Event().wait()
+        finally:
+            given_up.set()
+        heard.append(ended)
+        told.set()
+
+    router = Router(answering(HERE))
+    router.reconcile, router.job_ended = Method(reconcile), Method(end)
+    client = PlacementClient(router, TIMEOUT_S, Counts())
+    await client.place(request())
+    ended = JobEnded(JobId("job"), used=Usage(100, 10))
+    client.job_ended(ended)
+    async with asyncio.timeout(5):
+        await given_up.wait()
+        is_away = False
+        await again.wait()
+    assert heard == [ended], "once"
 
 
 async def test_a_rejected_request_does_not_live():
