@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from prefill_node.board.events import Passed
+from prefill_node.board.messages import SchedulerView
 from prefill_node.replica.governing.governor import Governor
 from prefill_node.replica.governing.monitor_view import replica_seen
 from prefill_node.replica.preemption_controller import Watch
@@ -89,16 +90,11 @@ class Monitored:
     def _seen(self, events: tuple[PassMeasured, ...]) -> PrefillSeen:
         watch = self._watch
         assert watch is not None
-        return PrefillSeen(self._work(watch), events, self._correction)
+        return PrefillSeen(watch.told(self._work), events, self._correction)
 
-    def _work(self, watch: Watch) -> ReplicaSeen:
-        """What runs here; nothing of it if that is what the governor has failed on."""
-        try:
-            view = watch.view()
-            kept = None if view is None or view.step is None else watch.kept(view.step.step_id)
-            reached = watch.reached()
-            return replica_seen(self._replica_id, self._governor, view, reached, kept, time.monotonic())
-        except Exception:
-            if watch.is_up:
-                raise
-            return ReplicaSeen(self._replica_id, None, ())
+    def _work(self, view: SchedulerView | None) -> ReplicaSeen:
+        watch = self._watch
+        assert watch is not None
+        kept = None if view is None or view.step is None else watch.kept(view.step.step_id)
+        reached = watch.reached()
+        return replica_seen(self._replica_id, self._governor, view, reached, kept, time.monotonic())

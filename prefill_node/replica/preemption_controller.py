@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prefill_node.board.board import Board
 from prefill_node.board.doorbell import Doorkeeper
@@ -25,6 +25,8 @@ from telemetry import logs
 
 if TYPE_CHECKING:
     from prefill_node.replica.preemption_metrics import PreemptionRecord
+
+T = TypeVar("T")
 
 _FIRST_RANK = 0
 
@@ -114,6 +116,15 @@ class Watch:
     def view(self) -> SchedulerView | None:
         """What the scheduler has published last."""
         return self._board.view()
+
+    def told(self, by: Callable[[SchedulerView | None], T]) -> T:
+        """What is told of the work here; nothing has begun if that is what the governor has failed on."""
+        try:
+            return by(self.view())
+        except Exception:
+            if self.is_up:
+                raise
+            return by(None)
 
     def reached(self) -> tuple[int, int]:
         """The step and boundary that the first rank has reached."""

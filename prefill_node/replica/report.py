@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from prefill_node.board.events import Started
 from prefill_node.replica.governing.governor import Governor
-from prefill_node.replica.governing.snapshot import ReplicaLoad, load
+from prefill_node.replica.governing.snapshot import load
 from prefill_node.replica.preemption_controller import Watch
 from slo.model_digest import UNTOLD, ModelDigest
 from slo.monitor.messages import Role
@@ -81,7 +81,8 @@ class ReportBuilder:
         for news in self._news:
             del news[:-_MOST_KEPT]
         self._sent = [len(news) for news in self._news]
-        work = self._work(watch)
+        reached, now_s = watch.reached(), time.monotonic()
+        work = watch.told(lambda view: load(self._governor, view, reached, now_s))
         return PrefillReported(
             replica_id=self.replica_id,
             predictor=self._governor.ledger.predictor,
@@ -95,16 +96,6 @@ class ReportBuilder:
             caches_prefixes=self._tap.caches_prefixes,
             digest=self.digest,
         )
-
-    def _work(self, watch: Watch) -> ReplicaLoad:
-        """What the replica has to do; nothing of it is begun if that is what the governor has failed on."""
-        reached, now_s = watch.reached(), time.monotonic()
-        try:
-            return load(self._governor, watch.view(), reached, now_s)
-        except Exception:
-            if watch.is_up:
-                raise
-            return load(self._governor, None, reached, now_s)
 
     def delivered(self) -> None:
         """The router has heard the report that was built last."""

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from played_watch import PlayedWatch
 from published import Account, Engine, running, suspended
 
 from prefill_node.board.events import Passed, Resumed, Stopped, decode
@@ -130,7 +131,7 @@ def seen(monkeypatch):
         )
         watched = governor(LONG, URGENT)
         watched.has_failed = not is_up
-        watch = SimpleNamespace(
+        watch = PlayedWatch(
             is_up=is_up,
             view=lambda: shown,
             reached=lambda: (7, 3),

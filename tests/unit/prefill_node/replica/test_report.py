@@ -4,6 +4,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from played_watch import PlayedWatch
 from published import Engine, running
 
 from prefill_node.board.messages import SchedulerView, StepView
@@ -22,7 +23,7 @@ from slo.request import JobId, ReplicaId
 from slo.tiers import PREMIUM
 from telemetry.engine_tap import EngineTap
 
-WATCH = SimpleNamespace(
+WATCH = PlayedWatch(
     collect=lambda: None,
     view=lambda: None,
     reached=lambda: (0, 0),
@@ -110,7 +111,7 @@ def test_how_far_jobs_are_is_told_also_after_the_governor_has_failed(is_up):
     builder._governor.has_failed = not is_up
     view = jobs.view(running("runs", started_s=time.monotonic()))
     shown = {"view": lambda: view, "reached": lambda: (7, 2), "is_up": is_up}
-    watch = SimpleNamespace(**{**vars(WATCH), **shown})
+    watch = PlayedWatch(**{**vars(WATCH), **shown})
     report = builder.build(watch, WATCHDOG)
     assert (report.running, report.running_for_s) == ("runs", pytest.approx(0.5))
     assert (report.preemptible_in_s is not None) == is_up, "nothing makes way any more"
@@ -123,7 +124,7 @@ def test_of_a_view_that_the_governor_has_failed_on_nothing_is_told():
     ledger.arrived(Accepted(JobId("a"), PREMIUM, 1000, NO_DEADLINE, 0.0))
     builder = builder_of(ledger, EngineTap("prefill", instruments), instruments)
     unreadable = SchedulerView(StepView(7, (None,), 1000, 0.0, 0, 0.0, True, 0.0))
-    watch = SimpleNamespace(**{**vars(WATCH), "view": lambda: unreadable, "is_up": False})
+    watch = PlayedWatch(**{**vars(WATCH), "view": lambda: unreadable, "is_up": False})
     report = builder.build(watch, WATCHDOG)
     assert [job.tokens for job in report.jobs] == [1000]
     assert report.running is None
