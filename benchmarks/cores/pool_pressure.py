@@ -279,7 +279,11 @@ def _order(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:
 def real_asked(given: Mapping[str, Any], number: int) -> list[PressedRequest]:
     """The requests of a round of the measurement that had these settings."""
     drawn = pressure.arrivals(given["seconds"], given["rate"], seed=100 + number)
-    kinds = pressure.KINDS
+    return pressed(drawn, pressure.KINDS)
+
+
+def pressed(asked: Sequence[pressure.Asked], kinds: Mapping[str, pressure.Kind]) -> list[PressedRequest]:
+    """What a measurement has asked for, as it is simulated."""
     return [
         PressedRequest(
             one.name,
@@ -291,7 +295,7 @@ def real_asked(given: Mapping[str, Any], number: int) -> list[PressedRequest]:
             kinds[one.tier].ttft_s,
             kinds[one.tier].tpot_s,
         )
-        for one in drawn
+        for one in asked
     ]
 
 

@@ -14,7 +14,7 @@ import argparse
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -149,22 +149,7 @@ def _of_round(given: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[list[Pr
         moved_s=MOVED_S,
         noise=NOISE,
     )
-    return [*_pressed(asked, kinds)], setup
-
-
-def _pressed(asked: Sequence[pressure.Asked], kinds: Mapping[str, pressure.Kind]) -> Iterator[PressedRequest]:
-    for one in asked:
-        kind = kinds[one.tier]
-        yield PressedRequest(
-            one.name,
-            Tier(one.tier),
-            one.at_s,
-            len(one.prompt),
-            one.answer,
-            pressure.MAX_TOKENS,
-            kind.ttft_s,
-            kind.tpot_s,
-        )
+    return pool_pressure.pressed(asked, kinds), setup
 
 
 def main() -> None:
