@@ -4,12 +4,11 @@ import random
 
 import pytest
 import torch
+from input_batches import VOCABULARY, input_batch
 from vllm import SamplingParams
-from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from sampling.allowed_tokens import keep_masks_right
-
-VOCABULARY = 10
 
 
 class Batch:
@@ -17,16 +16,7 @@ class Batch:
 
     def __init__(self):
         self.requests = {}
-        self.batch = InputBatch(
-            max_num_reqs=6,
-            max_model_len=32,
-            max_num_batched_tokens=32,
-            device=torch.device("cpu"),
-            vocab_size=VOCABULARY,
-            block_sizes=[16],
-            kernel_block_sizes=[16],
-            max_num_blocks_per_req=[2],
-        )
+        self.batch = input_batch(6)
 
     def add(self, name, allowed=None):
         params = SamplingParams(allowed_token_ids=allowed)

@@ -4,16 +4,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from input_batches import input_batch
 from vllm import SamplingParams
 from vllm.utils import cpu_triton_utils
 from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
-from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch
+from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from sampling.worker import CarryingWorker
 
-VOCABULARY = 10
 LOGITS = torch.tensor([[5.0, 1, 2, 9, 3, 4, 6, 7, 8, 0], [9.0, 1, 2, 5, 3, 4, 6, 7, 8, 0]])
 NAMES = SamplingParams(temperature=0, logprob_token_ids=[9, 1])
 HAS_TOP_THREE = SamplingParams(temperature=0, logprobs=3)
@@ -21,16 +21,7 @@ HAS_TOP_THREE = SamplingParams(temperature=0, logprobs=3)
 
 def batch_for(*asked):
     """A batch of these, as vLLM's first model runner keeps it."""
-    batch = InputBatch(
-        max_num_reqs=2,
-        max_model_len=32,
-        max_num_batched_tokens=32,
-        device=torch.device("cpu"),
-        vocab_size=VOCABULARY,
-        block_sizes=[16],
-        kernel_block_sizes=[16],
-        max_num_blocks_per_req=[2],
-    )
+    batch = input_batch(2)
     for number, params in enumerate(asked):
         batch.add_request(CachedRequestState(str(number), [1, 2], [], params, None, ([0],), 0, []))
     batch.refresh_metadata()
