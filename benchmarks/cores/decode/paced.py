@@ -135,7 +135,7 @@ def beside_the_measured() -> list[dict[str, Any]]:
 
 def _of_round(given: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[list[PressedRequest], PressedSetup]:
     """The requests of a measured round, and an engine with its step times."""
-    kinds = pace.kinds(row["alone ms"] / 1e3)
+    kinds = pace.kinds(given["alone ms"] / 1e3)
     asked = pace.offered(given["seconds"], given["rate"], given["seed"] + row["round"], kinds)
     fixed_s, stream_s, prompt_token_s = (max(0.0, row[key]) for key in pressure.STEP_TIMES)
     model = DecodeModel(0.0, stream_s, 0.0, fixed_s, 1 << 60)
