@@ -10,8 +10,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from slo.decode.composition import MARGIN, Composer, Paced, chunk_within
-from slo.decode.restore import STARVES_AFTER_S
+from slo.decode.composition import MARGIN, Composer, Newcomer, chunk_within
 from slo.decode.step_time import StepShape, StepTimes
 
 if TYPE_CHECKING:
@@ -89,24 +88,21 @@ class Pace:
             now_s: Now.
             to_come: Tokens that it is expected to emit.
         """
-        if not self._book.paced or now_s - since_s > STARVES_AFTER_S:
+        if not self._book.paced:
             return True
-        paced = [self._view.paced(one, self._clock.ended_s, now_s) for one in others]
-        tpot_s = self._book.accounts[request.request_id].tpot_s
-        if self._composer.admits(paced, request.num_tokens, tpot_s):
-            return True
-        return self._loses_by_waiting(request, paced, now_s, to_come)
-
-    def _loses_by_waiting(self, request: Request, paced: list[Paced], now_s: float, to_come: int) -> bool:
-        """Whether a request that waits a few steps more loses an objective that it meets if it starts now."""
-        account, newcomer = self._book.accounts[request.request_id], self._view.paced(request, now_s, now_s)
-        if account.first_s is not None:
-            return self._composer.loses_pace_by_waiting(paced, newcomer, to_come)
-        if account.first_due_s is None:
-            return False
+        account, stream = self._book.accounts[request.request_id], self._view.paced(request, now_s, now_s)
         tokens = 0 if account.pulls else request.num_tokens
-        computes = tokens, -(-tokens // self.most_tokens)
-        return self._composer.loses_first_by_waiting(paced, newcomer, account.first_due_s - now_s, computes)
+        newcomer = Newcomer(
+            stream,
+            since_s,
+            to_come,
+            has_first=account.first_s is not None,
+            first_due_s=account.first_due_s,
+            prompt_tokens=tokens,
+            prompt_steps=-(-tokens // self.most_tokens),
+        )
+        paced = [self._view.paced(one, self._clock.ended_s, now_s) for one in others]
+        return self._composer.bears(paced, newcomer, now_s)
 
     def leaves_out(self, now_s: float) -> frozenset[str]:
         """Whom the next step leaves out for the sake of the others' pace; asked once for each."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 from simulator.pressure.decoding import PressedStream
 from simulator.pressure.engine import PressedEngine
 from simulator.pressure.ours import Ours
-from slo.decode.composition import MARGIN, Composer, Paced
-from slo.decode.restore import STARVES_AFTER_S
+from slo.decode.composition import MARGIN, Composer, Newcomer, Paced
 from slo.decode.step_time import StepShape, StepTimes
 from slo.tiers import TierSet
 
@@ -57,21 +56,20 @@ class InPace(Ours):
 
     def is_borne(self, engine: PressedEngine, one: PressedStream, others: list[PressedStream]) -> bool:
         """Whether the pace of the others bears a newcomer, or it loses an objective of its own by waiting."""
-        now_s, since_s = engine.now_s, one.asked.at_s if one.parked_s is None else one.parked_s
-        if all(other.asked.tpot_s is None for other in others) or now_s - since_s > STARVES_AFTER_S:
+        if all(other.asked.tpot_s is None for other in others):
             return True
-        paced, newcomer = [self._paced(other, now_s) for other in others], self._paced(one, now_s)
-        if self._composer.admits(paced, one.length, one.asked.tpot_s):
-            return True
-        if one.token_s:
-            to_come = self.expected(engine, one).remaining
-            return self._composer.loses_pace_by_waiting(paced, newcomer, to_come)
-        if one.asked.ttft_s is None:
-            return False
-        left_s = one.asked.at_s + one.asked.ttft_s - now_s
+        now_s, asked = engine.now_s, one.asked
         tokens = 0 if engine.setup.pulls else one.length
-        computes = tokens, -(-tokens // engine.setup.chunk_tokens)
-        return self._composer.loses_first_by_waiting(paced, newcomer, left_s, computes)
+        newcomer = Newcomer(
+            self._paced(one, now_s),
+            asked.at_s if one.parked_s is None else one.parked_s,
+            self.expected(engine, one).remaining,
+            has_first=bool(one.token_s),
+            first_due_s=None if asked.ttft_s is None else asked.at_s + asked.ttft_s,
+            prompt_tokens=tokens,
+            prompt_steps=-(-tokens // engine.setup.chunk_tokens),
+        )
+        return self._composer.bears([self._paced(other, now_s) for other in others], newcomer, now_s)
 
     def _paced(self, one: PressedStream, now_s: float) -> Paced:
         token_s = self._left_out.get(one, now_s)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
+from slo.decode.restore import STARVES_AFTER_S
 from slo.decode.step_time import StepShape, StepTimes
 
 ROWS: Final = (4, 8, 16, 32)
@@ -64,6 +65,28 @@ class Paced(NamedTuple):
     credit_s: float = float("inf")
     token_s: float = 0.0
     rank: int = 0
+
+
+class Newcomer(NamedTuple):
+    """A request that waits to start.
+
+    Attributes:
+        stream: It, as if it ran.
+        since_s: Since when it waits.
+        to_come: Tokens that it is expected to emit.
+        has_first: Whether it has its first token.
+        first_due_s: When that is due; None without an objective for it.
+        prompt_tokens: That steps have yet to compute.
+        prompt_steps: In how many.
+    """
+
+    stream: Paced
+    since_s: float
+    to_come: int
+    has_first: bool = False
+    first_due_s: float | None = None
+    prompt_tokens: int = 0
+    prompt_steps: int = 0
 
 
 class _Need(NamedTuple):
@@ -176,59 +199,54 @@ class Composer:
             self._steps += 1
         return self._left_out
 
-    def admits(
-        self, streams: Sequence[Paced], newcomer_context: int, newcomer_tpot_s: float | None = None
-    ) -> bool:
-        """Whether one more stream leaves the tightest objective that can be met in reach.
+    def bears(self, streams: Sequence[Paced], newcomer: Newcomer, now_s: float) -> bool:
+        """Whether streams bear a newcomer, it has waited for long enough, or it loses its own objective.
 
-        It does as long as steps of that pace have room for each stream as often as its own objective wants
-        it, and for those without one as often as nobody is left out.
+        They do as long as the tightest objective that can be met stays in reach: steps of that pace have room
+        for each stream as often as its own objective wants it, and for those without one as often as nobody
+        is left out.
+
+        Args:
+            streams: Those beside which it starts.
+            newcomer: It.
+            now_s: Now.
         """
-        if not self._times.is_known:
+        if now_s - newcomer.since_s > STARVES_AFTER_S or self._has_room(streams, newcomer.stream):
             return True
-        tightest_s = self._tightest(streams)
+        if newcomer.has_first:
+            return self._loses_pace(streams, newcomer)
+        return newcomer.first_due_s is not None and self._loses_first(
+            streams, newcomer, newcomer.first_due_s - now_s
+        )
+
+    def _has_room(self, streams: Sequence[Paced], newcomer: Paced) -> bool:
+        tightest_s = self._tightest(streams) if self._times.is_known else None
         if tightest_s is None:
             return True
         step_s = MARGIN * tightest_s
-        everybody = [(one.context, one.tpot_s) for one in streams]
-        everybody.append((newcomer_context, newcomer_tpot_s))
         needed_s = self._times.fixed_s
-        for context, tpot_s in everybody:
-            part = 0.0 if tpot_s is None else min(1.0, step_s / tpot_s)
-            needed_s += max(part, LEAST_PART) * self._own_s(context)
+        for one in (*streams, newcomer):
+            part = 0.0 if one.tpot_s is None else min(1.0, step_s / one.tpot_s)
+            needed_s += max(part, LEAST_PART) * self._own_s(one.context)
             if part < 1:
                 needed_s += 2 * self._times.moved_s / (MOST_IN_A_ROW + 1)
         return needed_s <= step_s
 
-    def loses_first_by_waiting(
-        self, streams: Sequence[Paced], newcomer: Paced, left_s: float, computes: tuple[int, int] = (0, 0)
-    ) -> bool:
-        """Whether a newcomer that waits a few steps more has its first token too late.
-
-        Args:
-            streams: Those beside which it starts.
-            newcomer: It.
-            left_s: Until its first token is due.
-            computes: The tokens of its prompt that steps compute, and in how many steps.
-        """
-        step_s = self._times.predict_s(_shape([*streams, newcomer], 0))
-        tokens, steps = computes
-        needs_s = max(1, steps) * step_s + tokens * self._times.prompt_token_s
+    def _loses_first(self, streams: Sequence[Paced], newcomer: Newcomer, left_s: float) -> bool:
+        """Whether one that waits a few steps more has its first token too late."""
+        step_s = self._times.predict_s(_shape([*streams, newcomer.stream], 0))
+        prompt_s = newcomer.prompt_tokens * self._times.prompt_token_s
+        needs_s = max(1, newcomer.prompt_steps) * step_s + prompt_s
         return 0 < left_s <= needs_s + CUSHION * step_s
 
-    def loses_pace_by_waiting(self, streams: Sequence[Paced], newcomer: Paced, to_come: int) -> bool:
-        """Whether one that has its first token, and waits a few steps more, ends too late for its pace.
-
-        Args:
-            streams: Those beside which it starts.
-            newcomer: It.
-            to_come: Tokens that it is expected to emit.
-        """
-        if newcomer.tpot_s is None:
+    def _loses_pace(self, streams: Sequence[Paced], newcomer: Newcomer) -> bool:
+        """Whether one that waits a few steps more ends too late for its pace."""
+        stream = newcomer.stream
+        if stream.tpot_s is None:
             return False
-        step_s = self._times.predict_s(_shape([*streams, newcomer], 0))
-        gains_s = to_come * (newcomer.tpot_s - min(step_s, MARGIN * newcomer.tpot_s))
-        return 0 < newcomer.credit_s + gains_s <= CUSHION * step_s
+        step_s = self._times.predict_s(_shape([*streams, stream], 0))
+        gains_s = newcomer.to_come * (stream.tpot_s - min(step_s, MARGIN * stream.tpot_s))
+        return 0 < stream.credit_s + gains_s <= CUSHION * step_s
 
     def _own_s(self, context: int) -> float:
         """What a stream adds to each step that it is in."""

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo.decode.composition import MAX_GAP_S, MOST_IN_A_ROW, ROWS, Composer, Paced
+from slo.decode.composition import MAX_GAP_S, MOST_IN_A_ROW, ROWS, Composer, Newcomer, Paced
+from slo.decode.restore import STARVES_AFTER_S
 from slo.decode.step_time import StepShape, StepTimes
 
 
@@ -14,6 +15,11 @@ def times(fixed_s=0.005, stream_s=0.001, context_s=0.0, moved_s=0.0):
     known.moved_s = moved_s
     known._steps = 1000
     return known
+
+
+def bears(composer, streams, tpot_s=None, at_s=1.0):
+    """Whether one more of a hundred tokens, that waits since 0 and loses nothing by it, may start."""
+    return composer.bears(streams, Newcomer(Paced("new", 100, tpot_s), 0.0, 50), at_s)
 
 
 class Streams:
@@ -230,9 +236,10 @@ def test_a_newcomer_without_an_objective_takes_what_the_others_can_do_without():
     composer = Composer(times())
     four = [Paced(f"s{i}", 100, 0.018) for i in range(4)]
     free = [Paced(f"f{i}", 100) for i in range(36)]
-    assert composer.admits([*four, *free], 100), "left out of four steps in five"
-    assert not composer.admits([*four, *free], 100, 0.018)
-    assert not composer.admits([*four, *free, *free], 100)
+    assert bears(composer, [*four, *free]), "left out of four steps in five"
+    assert not bears(composer, [*four, *free], tpot_s=0.018)
+    assert not bears(composer, [*four, *free, *free])
+    assert bears(composer, [*four, *free, *free], at_s=STARVES_AFTER_S + 1), "it has waited for long enough"
 
 
 @pytest.mark.parametrize(
@@ -251,7 +258,9 @@ def test_who_would_have_its_first_token_too_late_for_waiting(left_s, computes, l
     known = times()
     known._prompt_s = 0.001
     streams = [Paced(f"s{i}", 100, 0.018) for i in range(13)]
-    assert Composer(known).loses_first_by_waiting(streams, Paced("new", 100), left_s, computes) is loses
+    tokens, steps = computes
+    newcomer = Newcomer(Paced("new", 100), 0.0, 50, False, 9.0 + left_s, tokens, steps)
+    assert Composer(known).bears(streams, newcomer, 9.0) is loses
 
 
 @pytest.mark.parametrize(
@@ -268,8 +277,8 @@ def test_who_would_have_its_first_token_too_late_for_waiting(left_s, computes, l
 )
 def test_who_would_be_late_in_the_mean_for_waiting(tpot_s, credit_s, to_come, loses):
     streams = [Paced(f"s{i}", 100, 0.018) for i in range(13)]
-    newcomer = Paced("new", 100, tpot_s, credit_s)
-    assert Composer(times()).loses_pace_by_waiting(streams, newcomer, to_come) is loses
+    newcomer = Newcomer(Paced("new", 100, tpot_s, credit_s), 0.0, to_come, has_first=True)
+    assert Composer(times()).bears(streams, newcomer, 9.0) is loses
 
 
 @pytest.mark.parametrize("moved_s", [0.0, 0.0002, 0.001, 0.003])
@@ -317,7 +326,7 @@ def test_one_that_is_ahead_of_its_objective_spends_it():
 def test_a_newcomer_waits_while_it_would_make_the_tightest_too_late():
     composer = Composer(times())
     four = [Paced(f"s{i}", 100, 0.018) for i in range(4)]
-    assert composer.admits(four, 100)
-    assert not composer.admits([Paced(f"s{i}", 100, 0.018) for i in range(13)], 100)
-    assert composer.admits([Paced(f"s{i}", 100) for i in range(50)], 100), "nobody has an objective"
-    assert composer.admits([Paced("s", 100, 0.001)], 100), "it cannot be met anyway"
+    assert bears(composer, four)
+    assert not bears(composer, [Paced(f"s{i}", 100, 0.018) for i in range(13)])
+    assert bears(composer, [Paced(f"s{i}", 100) for i in range(50)]), "nobody has an objective"
+    assert bears(composer, [Paced("s", 100, 0.001)]), "it cannot be met anyway"
