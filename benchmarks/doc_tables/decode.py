@@ -172,6 +172,18 @@ def paced_beside() -> str:
     return markdown(["", *columns], rows)
 
 
+def paced_drifting() -> str:
+    """The same arms on a machine that is quicker for some seconds and slower for others."""
+    found = result("cores/paced")["drifting"]
+    drifts = sorted({row["drift"] for row in found})
+    cells: dict[tuple[str, str], list[str]] = {}
+    for row in found:
+        cell = f"{row['premium met']:.0%}, {row['standard met']:.0%}"
+        cells.setdefault((f"{row['rate']:g}", _PACED.get(row["arm"], row["arm"])), []).append(cell)
+    columns = [f"Drift {drift:g}: premium, standard met" for drift in drifts]
+    return markdown(["Requests/s", "", *columns], [[*key, *row] for key, row in cells.items()])
+
+
 def kept_memory() -> str:
     """What comes of keeping memory for a part of what is predicted."""
     rows = [
@@ -226,6 +238,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "kept-memory": kept_memory,
     "paced": paced,
     "paced-beside": paced_beside,
+    "paced-drifting": paced_drifting,
     "pool-pressure": lambda: pool_pressure(0.5),
     "pool-pressure-measured": pool_pressure_measured,
 }

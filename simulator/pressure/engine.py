@@ -10,11 +10,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from random import Random
 from typing import Protocol
 
 from simulator.cost.decode_steps import DecodeModel
 from simulator.pressure.decoding import PressedRequest, PressedStream
+from simulator.pressure.slowness import Slowness
 from slo.decode.step_time import StepShape
 from slo.decode.victims import TakenBy
 from slo.tiers import TierSet
@@ -37,7 +37,8 @@ class PressedSetup:
         pulls: Whether prompts come computed, from a prefill tier.
         moved_s: Seconds for each stream that the batch of a step gains or loses.
         noise: Standard deviation of the logarithm of what a step takes.
-        seed: Of that.
+        drift: The same of what several seconds of steps take.
+        seed: Of both.
     """
 
     model: DecodeModel
@@ -52,6 +53,7 @@ class PressedSetup:
     pulls: bool = True
     moved_s: float = 0.0
     noise: float = 0.0
+    drift: float = 0.0
     seed: int = 0
 
     def blocks_of(self, tokens: int) -> int:
@@ -127,10 +129,10 @@ class PressedEngine:
     _before: dict[PressedStream, int] = field(default_factory=dict)
     _left_out: frozenset[PressedStream] = frozenset()
     _batch: frozenset[PressedStream] = frozenset()
-    _rng: Random = field(default_factory=Random)
+    _slowness: Slowness = field(init=False)
 
     def __post_init__(self) -> None:  # noqa: D105 - sets what the arguments say
-        self._rng.seed(self.setup.seed)
+        self._slowness = Slowness(self.setup.noise, self.setup.drift, self.setup.seed)
         self._free, self._host = self.setup.blocks, self.setup.host_blocks
         self.chunk_tokens = self.setup.chunk_tokens
 
@@ -248,8 +250,7 @@ class PressedEngine:
         moved, self._batch = len(batch ^ self._batch), batch
         step_s = self.setup.model.step_s(decoding, context) + prompt * self.setup.prompt_token_s
         step_s += moved * self.setup.moved_s
-        if self.setup.noise:
-            step_s *= self._rng.lognormvariate(0.0, self.setup.noise)
+        step_s *= self._slowness.factor(self.now_s)
         self.way.stepped(StepShape(decoding, context, prompt, moved), step_s)
         self.now_s += step_s + self._moved * self.setup.block_s
         self.now_s, self.added_s = self.now_s + self.added_s, 0.0

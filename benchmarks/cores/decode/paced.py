@@ -3,7 +3,8 @@
 Llama 3 8B on one A100 with ample memory, objectives of 30 and 80 ms, three tiers in bursts at several rates,
 first tokens from the prefill tier: caps on the batch, and the rule, whose predictions are learned from steps
 with noise. Then the arms of `benchmarks.engines.decode.pace` on engines with the step times of its rounds,
-beside what it measured. Prints tables and writes results/cores/paced.json:
+beside what it measured, and on one whose speed drifts, as that of a machine does which others share. Prints
+tables and writes results/cores/paced.json:
 
     python -m benchmarks.cores.decode.paced
 """
@@ -11,6 +12,7 @@ beside what it measured. Prints tables and writes results/cores/paced.json:
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import re
 import statistics
@@ -46,6 +48,12 @@ MOVED_S: Final = 5e-5
 NOISE: Final = 0.1
 SECONDS: Final = 60.0
 MEASURED: Final = "engines/decode_pace_heavy"
+DRIFTS: Final = (0.0, 0.15, 0.25)
+"""Standard deviations of the logarithm of the drifting machine's speed."""
+DRIFTING_RPS: Final = (8.0, 12.0)
+DRIFTING_SEEDS: Final = range(500, 506)
+FIXED_S, STREAM_S, PROMPT_TOKEN_S = 2.3e-3, 1.5e-4, 3e-5
+"""About what a step of the measured engine takes, each of its streams, and a token of a prompt."""
 _RULE: Final = "the rule"
 _WAYS: Final[Mapping[str, Callable[[], Way]]] = {
     "vLLM": FirstCome,
@@ -137,10 +145,14 @@ def _of_round(given: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[list[Pr
     """The requests of a measured round, and an engine with its step times."""
     kinds = pace.kinds(given["alone ms"] / 1e3)
     asked = pace.offered(given["seconds"], given["rate"], given["seed"] + row["round"], kinds)
-    fixed_s, stream_s, prompt_token_s = (max(0.0, row[key]) for key in pressure.STEP_TIMES)
-    model = DecodeModel(0.0, stream_s, 0.0, fixed_s, 1 << 60)
-    setup = PressedSetup(
-        model,
+    setup = _engine(*(max(0.0, row[key]) for key in pressure.STEP_TIMES))
+    return pool_pressure.pressed(asked, kinds), setup
+
+
+def _engine(fixed_s: float, stream_s: float, prompt_token_s: float) -> PressedSetup:
+    """One as it is measured."""
+    return PressedSetup(
+        DecodeModel(0.0, stream_s, 0.0, fixed_s, 1 << 60),
         prompt_token_s,
         1 << 20,
         block_tokens=pressure.BLOCK,
@@ -149,7 +161,21 @@ def _of_round(given: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[list[Pr
         moved_s=MOVED_S,
         noise=NOISE,
     )
-    return pool_pressure.pressed(asked, kinds), setup
+
+
+def while_it_drifts() -> list[dict[str, Any]]:
+    """Each rate, drift and arm, the mean of the seeds."""
+    setup = _engine(FIXED_S, STREAM_S, PROMPT_TOKEN_S)
+    kinds = pace.kinds(FIXED_S + STREAM_S)
+    rows = []
+    for rate_rps, drift in itertools.product(DRIFTING_RPS, DRIFTS):
+        for arm in ("priorities, cap 6", "priorities, cap 20", "no rule", _RULE):
+            runs = []
+            for seed in DRIFTING_SEEDS:
+                asked = pool_pressure.pressed(pace.offered(25, rate_rps, seed, kinds), kinds)
+                runs.append({"arm": arm, **served(arm, asked, replace(setup, drift=drift, seed=seed))})
+            rows.append({"rate": rate_rps, "drift": drift, "arm": arm, **pressure.mean(runs, "arm")})
+    return rows
 
 
 def main() -> None:
@@ -160,6 +186,8 @@ def main() -> None:
         print_rows(f"{rate_rps:g} requests/s", [row for row in rows if row["rate"] == rate_rps])
     measured = beside_the_measured()
     print_rows("beside the measured engine", measured)
+    drifting = while_it_drifts()
+    print_rows("while the machine's speed drifts", drifting)
     settings = {
         "seeds": [*SEEDS],
         "seconds": SECONDS,
@@ -167,8 +195,11 @@ def main() -> None:
         "moved_s": MOVED_S,
         "noise": NOISE,
         "measured": MEASURED,
+        "drifting_seeds": [*DRIFTING_SEEDS],
+        "step_s": [FIXED_S, STREAM_S, PROMPT_TOKEN_S],
     }
-    print(write("cores/paced", {**settings, "a100": rows, "beside": measured}))
+    found = {"a100": rows, "beside": measured, "drifting": drifting}
+    print(write("cores/paced", settings | found))
 
 
 if __name__ == "__main__":
