@@ -8,7 +8,8 @@ batch, the blocks of a request, and what is left behind of a step that ends in t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -74,6 +75,8 @@ class FirstRunner:
             "requests",
             "input_ids.gpu",
             "positions",
+            "lora_config",
+            "maybe_setup_dummy_loras",
             "_dummy_run",
         )
 
@@ -136,6 +139,8 @@ class SecondRunner:
             "block_tables.blocks_per_kv_block",
             "kv_connector.post_forward",
             "model_state.prepare_inputs",
+            "lora_config",
+            "maybe_setup_dummy_loras",
             "_dummy_run",
         )
 
@@ -189,6 +194,17 @@ class SecondRunner:
             self.of.kv_connector.set_disabled(False)
             self.of.execute_model_state = None
         return torch.as_tensor(hidden[:tokens]).clone()
+
+
+@contextmanager
+def adapters_made_once(runner: Any) -> Iterator[None]:
+    """Have vLLM make the adapters of its dummy passes once for all of them; each would by itself."""
+    with runner.maybe_setup_dummy_loras(runner.lora_config):
+        runner.maybe_setup_dummy_loras = lambda *_: nullcontext()
+        try:
+            yield
+        finally:
+            del runner.maybe_setup_dummy_loras
 
 
 def _missing(runner: Any, *names: str) -> str:

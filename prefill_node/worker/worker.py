@@ -26,7 +26,7 @@ from prefill_node.worker.compiled.walker import CompiledPass
 from prefill_node.worker.forward import Forward, NoBoard, Stop
 from prefill_node.worker.kv_pages import KVPages
 from prefill_node.worker.launch_ahead import HostOnly, LaunchAhead, TimeBound
-from prefill_node.worker.runners import Runner, runner_of
+from prefill_node.worker.runners import Runner, adapters_made_once, runner_of
 from prefill_node.worker.vote import choose_transport
 from slo.predict.pass_shape import PassShape
 
@@ -302,9 +302,10 @@ def rehearse(preemption: Preemption) -> None:
         sizes.append(checkpoint.bytes_per_token if checkpoint.boundary else 0.0)
 
     try:
-        refusal = rehearsal.why_inexact(
-            forward, boundaries, tokens, lambda first: runner.dry_pass(tokens, first), seen
-        )
+        with adapters_made_once(runner.of):
+            refusal = rehearsal.why_inexact(
+                forward, boundaries, tokens, lambda first: runner.dry_pass(tokens, first), seen
+            )
     except Exception as error:  # noqa: BLE001 - whatever a model does to it, it runs without preemption
         refusal = f"a pass of it that is stopped and resumed fails: {error!r}"[:300]
     _agree(refusal and f"{type(runner.of.get_model()).__name__}: {refusal}")

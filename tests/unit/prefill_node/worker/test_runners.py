@@ -1,11 +1,15 @@
 """What a stop asks of vLLM's model runners, where engines cannot show it."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from vllm.config import LoRAConfig
+from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
 
-from prefill_node.worker.runners import FirstRunner, SecondRunner
+from prefill_node.worker.runners import FirstRunner, SecondRunner, adapters_made_once
 
 
 class State:
@@ -62,6 +66,60 @@ def test_a_dry_pass_of_the_first_runner_leaves_no_tokens_behind():
     )
     assert not (FirstRunner(runner).dry_pass(8) == FirstRunner(runner).dry_pass(8, first=1)).any()
     assert not ids.any()
+
+
+class Adapters:
+    """Of an engine, as vLLM's manager of its worker has them."""
+
+    def __init__(self):
+        self.here, self.made, self.chosen = set(), 0, []
+
+    def dummy_lora_cache(self):
+        return nullcontext()
+
+    def get_dummy_lora_warmup_rank(self, rank):
+        return rank
+
+    def add_dummy_lora(self, request, rank):
+        self.made += 1
+        self.here.add(request.lora_int_id)
+
+    def set_active_adapters(self, requests, mapping):
+        self.chosen.append({request.lora_int_id for request in requests})
+        assert self.chosen[-1] <= self.here
+
+    def remove_all_adapters(self):
+        self.here.clear()
+
+
+class WithAdapters(LoRAModelRunnerMixin):
+    """What both of vLLM's runners are as far as adapters go."""
+
+    def __init__(self, config):
+        self.lora_config, self.lora_manager = config, Adapters()
+
+    def dry_pass(self):
+        one = np.array([1])
+        with self.maybe_dummy_run_with_lora(self.lora_config, one, one, num_active_loras=2):
+            pass
+
+
+def test_adapters_are_made_once_for_all_dry_passes():
+    runner = WithAdapters(LoRAConfig(max_loras=2))
+    with adapters_made_once(runner):
+        for _ in range(5):
+            runner.dry_pass()
+    adapters = runner.lora_manager
+    assert (adapters.made, adapters.chosen, adapters.here) == (2, [{1, 2}] * 5, set())
+    runner.dry_pass()
+    assert (adapters.made, adapters.here) == (4, set()), "vLLM's own passes are as before"
+
+
+def test_dry_passes_without_adapters_make_none():
+    runner = WithAdapters(None)
+    with adapters_made_once(runner):
+        runner.dry_pass()
+    assert not runner.lora_manager.made
 
 
 @pytest.mark.parametrize("kind", [FirstRunner, SecondRunner])
