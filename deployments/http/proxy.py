@@ -25,7 +25,7 @@ from starlette.responses import JSONResponse
 from deployments.config import ConfigError
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
-from deployments.http.connecting.bounds import age_s, bound_connections, reset
+from deployments.http.connecting.bounds import age_s, bound_connections, is_open, reset
 from deployments.http.connecting.lengths import is_longer
 from deployments.http.connecting.origins import readable_by_pages
 from slo.errors import FieldError
@@ -331,6 +331,6 @@ def _without_choice(scope: Scope) -> Scope:
 
 def _end(transport: Any) -> None:
     """End the closing of a connection that waits for its client to read."""
-    if transport.get_extra_info("socket").fileno() >= 0 and transport.get_write_buffer_size():
+    if is_open(transport) and transport.get_write_buffer_size():
         logs.event("slow_reader_left", closing=True)
         reset(transport)

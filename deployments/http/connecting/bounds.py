@@ -46,9 +46,19 @@ def bound_connections(limits: LimitsConfig) -> None:
     ignore_upgrades(HttpToolsProtocol)  # h11 reads on as it should
 
 
+def is_open(transport: Any) -> bool:
+    """Whether a connection has its socket still."""
+    try:
+        connection = transport.get_extra_info("socket")
+    except AttributeError:  # over TLS, closed from both ends: asyncio has let go of everything
+        return False
+    return connection is not None and connection.fileno() >= 0
+
+
 def reset(transport: Any) -> None:
     """Close a connection and drop what its client has not read: the kernel would keep it as long as that."""
-    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DROP)
+    if is_open(transport):
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _DROP)
     transport.abort()
 
 
