@@ -17,6 +17,8 @@ _URL_KEYS: Final = frozenset({"image_url", "audio_url", "video_url"})
 """Where a part has its URL, whatever its type says: vLLM reads some by their key."""
 MEDIA_KEYS: Final = _URL_KEYS | {"input_audio"}
 """Where a part has what is no text."""
+_NOT_SERVED: Final = frozenset({"image_pil", "image_embeds", "audio_embeds", "video_embeds", "prompt_embeds"})
+"""Where one would have what no limit is checked on: a picture's processor takes a URL, or a file's name."""
 _VIDEO: Final = "video_url"
 _OF_FRAMES: Final = "data:video/jpeg;base64,"
 """So begins a video that is its frames, with commas between them."""
@@ -41,12 +43,14 @@ def refuse_media(messages: Any, domains: Collection[str], most: int) -> None:
             raise FieldError(
                 field, f"has a part of type {str(kind)[:100]!r}", "use text, or a URL of an image"
             )
-        if kind is None and not part.keys() & (_URL_KEYS | {"text"}):
+        if unknown := _NOT_SERVED & part.keys():
+            raise FieldError(field, f"has a part with {min(unknown)}, which is not served", "use image_url")
+        if kind is None and not MEDIA_KEYS & part.keys():
             raise FieldError(field, "has a part without a type", "give type")
         if kind == _VIDEO or part.get(_VIDEO) is not None:
             media += _frames(part.get(_VIDEO))
         else:
-            media += kind in _MEDIA_PARTS or not _URL_KEYS.isdisjoint(part)
+            media += kind in _MEDIA_PARTS or not MEDIA_KEYS.isdisjoint(part)
         for key in _URL_KEYS & part.keys():
             value = part[key]
             _check_url(field, value.get("url") if isinstance(value, dict) else value, domains)

@@ -1,6 +1,8 @@
 """Which media messages may bring, held against the vLLM that is installed."""
 
+import inspect
 import json
+import re
 
 import pytest
 from ray.serve.llm.openai_api_models import ChatCompletionRequest
@@ -9,7 +11,7 @@ from vllm.multimodal.media.image import ImageMediaIO
 from vllm.multimodal.media.video import VideoMediaIO
 
 from deployments.config.limits import LimitsConfig
-from deployments.http.body.media import _MEDIA_PARTS, _TEXT_PARTS, refuse_media
+from deployments.http.body.media import _MEDIA_PARTS, _NOT_SERVED, _TEXT_PARTS, MEDIA_KEYS, refuse_media
 from deployments.http.body.reading import parse
 from slo.errors import FieldError
 
@@ -20,6 +22,13 @@ def test_every_kind_of_part_of_vllms_is_decided_on():
     embeddings = {"image_embeds", "audio_embeds", "video_embeds", "prompt_embeds", "image_pil"}
     kinds = _TEXT_PARTS | _MEDIA_PARTS
     assert set(chat_utils.MM_PARSER_MAP) == kinds | embeddings
+
+
+def test_every_key_by_which_vllm_takes_media_is_decided_on():
+    """It reads parts without a type by the keys that they have."""
+    source = inspect.getsource(chat_utils._parse_chat_message_content_mm_part)
+    keys = {*re.findall(r'"(\w+)" in part', source), *re.findall(r'[^_]part\.get\("(\w+)"', source)}
+    assert keys - {"type", "uuid", "detail"} == MEDIA_KEYS | _NOT_SERVED | {"tool_reference"}
 
 
 def refused(**fields):
@@ -51,6 +60,10 @@ def say(*parts):
         {"type": "image_pil", "image_pil": None},
         {"type": ["image_url"], "image_url": "http://localhost/"},
         {"image_embeds": "AAAA"},
+        {"text": "x", "name": "y", "image_pil": "http://localhost/a.png"},
+        {"audio_url": None, "image_pil": "/etc/a.png"},
+        {"type": "text", "text": "x", "image_pil": "http://localhost/a.png"},
+        {"text": "x"},
     ],
 )
 def test_the_server_fetches_nothing_that_is_not_configured(part):
@@ -114,6 +127,7 @@ def jpegs(frames):
         ({"video_url": None, **PICTURE}, 1),
         (film("https://pictures.example/a.mp4"), 32),
         ({"type": "video_url", "video_url": None}, 32),
+        ({"text": "x", "name": "y", "input_audio": SOUND["input_audio"]}, 1),
     ],
 )
 def test_media_are_counted_over_all_messages_and_kinds_and_frames(video, stands_for):
