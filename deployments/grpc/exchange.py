@@ -45,6 +45,8 @@ _EVENT_END: Final = b"\n\n"
 _COMMENT: Final = b":"
 """Before what keeps a connection over HTTP open (`limits.sse_keep_alive_s`)."""
 _DONE: Final = b"[DONE]"
+_DETAILS_BYTES: Final = 1500
+"""Of a message: gRPC's peers refuse trailers of 8 KiB, in which each byte may take three."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +232,7 @@ def refuse(context: RayServegRPCContext, error: Mapping[str, Any], status: int |
     else:
         code = _STATUS.get(status, grpc.StatusCode.INTERNAL)
     context.set_code(code)
-    context.set_details(error["message"])
+    context.set_details(error["message"].encode()[:_DETAILS_BYTES].decode(errors="ignore"))
     known = [("error-code", error["code"]), ("error-type", error["type"]), ("error-param", error["param"])]
     told = [(name, value) for name, value in context.trailing_metadata() if name != SERVES_ID]
     named = [(name, value) for name, value in known if value is not None and _is_header(value)]

@@ -165,7 +165,7 @@ def too_many_conversions(limit: int) -> HTTPError:
 
 def unknown_model(model: str, known: list[str]) -> HTTPError:
     """404 for a model that is not served."""
-    message = f"the model {model!r} is not served here; known are {', '.join(known)}"
+    message = f"the model {model[:200]!r} is not served here; known are {', '.join(known)}"
     return _refusal(404, message, param="model", code="model_not_found")
 
 

@@ -184,6 +184,13 @@ def test_status_and_trailers(status, code):
     ]
 
 
+def test_a_message_is_as_long_as_trailers_may_be():
+    context = Context()
+    refuse(context, {"message": "ab" + "é" * 20_000, "type": "t", "code": "c", "param": None}, 404)
+    assert context.code is grpc.StatusCode.NOT_FOUND
+    assert context.details == "ab" + "é" * 749
+
+
 @pytest.mark.parametrize(
     ("kind", "code"),
     [
