@@ -23,6 +23,13 @@ def is_compiled(vllm_config: VllmConfig) -> bool:
     return bool(vllm_config.compilation_config.mode != CompilationMode.NONE)
 
 
+def _breaks_graphs(mode: CUDAGraphMode | None) -> bool:
+    """Whether vLLM breaks CUDA graphs at attention; a whole one is replayed for short passes alone."""
+    if mode is None or mode == CUDAGraphMode.NONE:
+        return False
+    return bool(mode.has_piecewise_cudagraphs() or envs.VLLM_USE_BREAKABLE_CUDAGRAPH)
+
+
 def why_not(vllm_config: VllmConfig) -> str | None:
     """What in an engine's configuration keeps its forward pass from being stopped; None for nothing."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
@@ -40,7 +47,7 @@ def why_not(vllm_config: VllmConfig) -> str | None:
         ),
         "vLLM has CUDA graphs in place of compiled passes here, and replays them without stopping; "
         "set enforce_eager in place of preemption.compiled": (
-            compilation.mode == CompilationMode.NONE and compilation.cudagraph_mode != CUDAGraphMode.NONE
+            compilation.mode == CompilationMode.NONE and _breaks_graphs(compilation.cudagraph_mode)
         ),
         "vLLM's older Ray executor runs steps past the worker; unset VLLM_USE_RAY_V2_EXECUTOR_BACKEND": (
             parallel.distributed_executor_backend == "ray" and not envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND

@@ -130,6 +130,18 @@ def test_an_engine_that_has_cuda_graphs_in_place_of_compiled_passes_is_not_preem
 
 
 @pytest.mark.slow
+def test_nothing_keeps_an_engine_from_being_preempted_whose_short_passes_are_whole_cuda_graphs(
+    reason, monkeypatch
+):
+    """Longer ones are eager, and stop."""
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "support_static_graph_mode", lambda *_: True)
+    graphs = {"mode": 0, "cudagraph_mode": "FULL"}
+    assert reason(enforce_eager=False, compilation_config=graphs) is None
+
+
+@pytest.mark.slow
 def test_nothing_keeps_an_engine_whose_runner_has_no_cascade_attention_from_being_preempted(reason):
     assert reason(cascade_attn_on="second") is None
 
