@@ -158,6 +158,8 @@ def _given(raw: bytes, limits: LimitsConfig) -> dict[str, Any]:
 def _as_chat(asked: AnthropicMessagesRequest | AnthropicCountTokensRequest) -> dict[str, Any]:
     """The body of a chat completion that asks for the same; what is not named is left to the chat's defaults.
 
+    A chat takes no empty list of tools, and no choice without tools; only one that demands a call is refused.
+
     Texts of the system inside the conversation stand before it, as in a vLLM server that was given no
     template: many templates take no others.
 
@@ -174,4 +176,9 @@ def _as_chat(asked: AnthropicMessagesRequest | AnthropicCountTokensRequest) -> d
         ) from None
     named: Mapping[str, Any] = {name: getattr(chat, name) for name in chat.model_fields_set}
     plain = to_jsonable_python(named, by_alias=True, exclude_none=True)
-    return {name: value for name, value in plain.items() if value is not None and name != "max_tokens"}
+    values = {name: value for name, value in plain.items() if value is not None and name != "max_tokens"}
+    if not values.get("tools"):
+        values.pop("tools", None)
+        if values.get("tool_choice") == "auto":
+            del values["tool_choice"]
+    return values

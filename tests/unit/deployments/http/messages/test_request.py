@@ -109,6 +109,19 @@ def test_tools_without_a_choice_may_be_called():
     assert chat_of(tools=[TOOL]).tool_choice == "auto"
 
 
+@pytest.mark.parametrize("tools", [{}, {"tools": []}], ids=["without", "empty"])
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": {"type": "auto"}}], ids=["no choice", "auto"])
+def test_no_tools_are_none(tools, choice):
+    chat = chat_of(**tools, **choice)
+    assert (chat.tools, chat.tool_choice) == (None, "none")
+
+
+@pytest.mark.parametrize("tools", [{}, {"tools": []}], ids=["without", "empty"])
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
+def test_a_choice_that_demands_a_tool_needs_some(tools, choice):
+    assert refusal_of(**tools, tool_choice=choice).param == "tool_choice"
+
+
 @pytest.mark.parametrize(
     ("given", "told"), [("auto", "auto"), ("standard_only", "default"), ("batch", "batch")]
 )
@@ -247,6 +260,11 @@ def test_the_prompt_is_counted_with_its_tools():
     chat = read_to_count(json.dumps(asked).encode(), LIMITS)
     assert [message["role"] for message in chat.messages] == ["system", "user"]
     assert chat.tools[0].function.parameters == SCHEMA
+
+
+def test_a_prompt_with_a_list_of_no_tools_is_counted():
+    chat = read_to_count(json.dumps({"model": "m", "messages": SAID, "tools": []}).encode(), LIMITS)
+    assert chat.tools is None
 
 
 def test_pictures_are_not_counted():
