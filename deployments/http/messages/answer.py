@@ -106,9 +106,9 @@ class MessageWording:
 
 
 def _arguments(text: str, *, is_cut: bool = False) -> dict[str, Any] | None:
-    """The arguments of a call; None where they are no object."""
+    """The arguments of a call, of which a blank text says none; None where they are no object."""
     try:
-        read = from_json(text, allow_partial="trailing-strings" if is_cut else False)
+        read = from_json(text.strip() or "{}", allow_partial="trailing-strings" if is_cut else False)
     except ValueError:
         return None
     return read if isinstance(read, dict) else None

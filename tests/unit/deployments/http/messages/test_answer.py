@@ -62,12 +62,20 @@ def test_why_it_stopped(ended, told):
         ('{"unit": "celsius"', 100, {"unit": "celsius"}, "max_tokens"),
         ("nothing", 100, {}, "max_tokens"),
         ("[1]", 100, {}, "max_tokens"),
+        ("", 4, {}, "max_tokens"),
     ],
 )
 def test_a_call_that_was_cut_is_not_one_to_run(arguments, most, told, reason):
     message = whole({"content": None, "tool_calls": [call(arguments)]}, "tool_calls", most)
     (block,) = message.content
     assert (block.type, block.name, block.input, message.stop_reason) == ("tool_use", "weather", told, reason)
+
+
+@pytest.mark.parametrize("arguments", ["", " \n", "{}"])
+def test_a_call_without_arguments_is_one_to_run(arguments):
+    message = whole({"content": None, "tool_calls": [call(arguments)]}, "tool_calls")
+    (block,) = message.content
+    assert (block.type, block.input, message.stop_reason) == ("tool_use", {}, "tool_use")
 
 
 def chunk(delta=None, finish_reason=None, usage=USAGE):
