@@ -218,8 +218,8 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         context = await admit(served.placement, asked, record, shows_usage=served.config.shows_usage)
         pieces = generate(served.decode, asked, context, partial(self._send, method), record)
         keep_alive_s = self._limits.sse_keep_alive_s if body.stream else None
-        headers, is_chat = response_headers(objective, record), method == "chat"
-        return await respond(pieces, record, headers, wording, keep_alive_s, is_chat=is_chat)
+        headers = response_headers(objective, record)
+        return await respond(pieces, record, headers, wording, keep_alive_s, body=body)
 
     def _record(
         self,

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ray.exceptions import TaskCancelledError
@@ -22,6 +23,7 @@ from deployments.http.accounting import RequestRecord
 from deployments.http.answering.event_stream import events
 from deployments.http.answering.keep_alive import NOTHING_YET, kept_alive, or_nothing_yet
 from deployments.http.answering.wording import Wording, renamed
+from deployments.http.body.asks import grammar_field
 from deployments.http.continuing.decode_tier import DecodeTier
 from deployments.http.errors import HTTPError
 from deployments.http.placing.asked import Asked
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentResponseGenerator
 
 _SSE: Final = "text/event-stream"
+_GRAMMAR: Final = "structured_outputs"
+"""The field that engines name whatever says what an answer must conform to."""
 _OF_CHATS: Final = {"logprobs": "top_logprobs"}
 """Numbers that a completion asks for by these names, and what a chat calls them."""
 
@@ -83,7 +87,7 @@ async def respond(
     wording: Wording | None,
     keep_alive_s: float | None = None,
     *,
-    is_chat: bool = False,
+    body: Any,
 ) -> Response:
     """Answer with the first piece if it is all there is, else with the stream that it begins.
 
@@ -94,11 +98,12 @@ async def respond(
         wording: Of the request's own API; None for that of the pieces.
         keep_alive_s: How long nothing may be sent of a stream; None for any time, and where it is none. Once
             it has passed without a first piece the stream begins, and an error is its last event.
-        is_chat: Whether it is a chat for the engines, whose refusals name fields as a completion has them.
+        body: vLLM's request, of which engines name fields as a completion has them, and one for all grammars.
 
     Raises:
         HTTPError: when there is no first piece.
     """
+    field = partial(_field, body, wording)
     if keep_alive_s is not None:
         pieces = or_nothing_yet(pieces, keep_alive_s)
     try:
@@ -111,9 +116,9 @@ async def respond(
         failed.headers.update(headers)
         raise failed from None
     if is_late := first is NOTHING_YET:
-        first, pieces = [], _begun(pieces, record, wording, is_chat=is_chat)
+        first, pieces = [], _begun(pieces, record, field)
     elif (error := error_in(first)) is not None:
-        failed = _refused(error, record, wording, is_chat=is_chat)
+        failed = _refused(error, record, field)
         failed.headers.update(headers)
         return failed.response("" if wording is None else wording.path)
     elif hasattr(first, "model_dump"):
@@ -121,7 +126,7 @@ async def respond(
         record.end(Outcome.FINISHED)
         answer = first.model_dump()
         return JSONResponse(answer if wording is None else wording.whole(answer), headers=headers)
-    told = events(first, pieces, record)
+    told = events(first, pieces, record, field)
     if wording is not None:
         told = wording.events(told)
     if keep_alive_s is not None:
@@ -129,12 +134,17 @@ async def respond(
     return StreamingResponse(told, media_type=_SSE, headers=headers)
 
 
+def _field(body: Any, wording: Wording | None, name: str) -> str:
+    """What the client has called a field that its replicas refuse."""
+    if name == _GRAMMAR:
+        name = grammar_field(body) or "tools"
+    elif hasattr(body, "messages"):
+        name = _OF_CHATS.get(name, name)
+    return name if wording is None else wording.field(name)
+
+
 async def _begun(
-    pieces: AsyncGenerator[Any, None],
-    record: RequestRecord,
-    wording: Wording | None,
-    *,
-    is_chat: bool,
+    pieces: AsyncGenerator[Any, None], record: RequestRecord, field: Callable[[str], str]
 ) -> AsyncGenerator[Any, None]:
     """The pieces of an answer whose stream began before the first of them, which may be a refusal.
 
@@ -146,21 +156,16 @@ async def _begun(
         if first is None:
             raise _without_answer(record)
         if (error := error_in(first)) is not None:
-            raise _refused(error, record, wording, is_chat=is_chat)
+            raise _refused(error, record, field)
         yield first
         async for piece in pieces:
             yield piece
 
 
-def _refused(
-    error: EngineError, record: RequestRecord, wording: Wording | None, *, is_chat: bool
-) -> HTTPError:
+def _refused(error: EngineError, record: RequestRecord, field: Callable[[str], str]) -> HTTPError:
     """What a request is answered with that its replicas refuse; it has taken nothing."""
     failed = record.traced(http_errors.engine_error(error))
-    if is_chat and failed.param is not None:
-        failed.param = _OF_CHATS.get(failed.param, failed.param)
-    if wording is not None:
-        renamed(failed, wording.field)
+    renamed(failed, field)
     record.answered(None)
     record.end(http_errors.ended_by(failed))
     return failed

@@ -6,25 +6,35 @@ over. Many clients close the connection as soon as they have read it.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from decode_node.answers import NOTHING_ALLOWED, EngineError, error_in, is_done, parts_of
 from deployments.http import errors as http_errors
 from deployments.http.accounting import RequestRecord
+from deployments.http.answering.wording import renamed
 from deployments.http.errors import HTTPError
 from slo.outcomes import Outcome
 
 
 async def events(
-    first: Any, rest: AsyncGenerator[Any, None], record: RequestRecord
+    first: Any, rest: AsyncGenerator[Any, None], record: RequestRecord, field: Callable[[str], str]
 ) -> AsyncGenerator[str, None]:
-    """The stream's server-sent events, measured as they pass; an error that comes late is its last event."""
+    """The stream's server-sent events, measured as they pass; an error that comes late is its last event.
+
+    Args:
+        first: The first piece of the answer.
+        rest: The others.
+        record: The request's account.
+        field: What the client has called a field that its replicas refuse.
+    """
     try:
         async for part in _parts(first, rest):
             if (error := error_in(part)) is not None:
                 record.end(_late_end(error))
-                yield _error_event(http_errors.engine_error(error))
+                failed = http_errors.engine_error(error)
+                renamed(failed, field)
+                yield _error_event(failed)
                 return
             if not (text := record.event(str(part))):
                 continue

@@ -34,8 +34,8 @@ VLLMS_XARGS: Final[Mapping[str, tuple[str, str]]] = {
 
 Others are for logits processors, which an operator chooses; a test compares these with the installed vLLM."""
 _TOKEN_FIELDS: Final = ("allowed_token_ids", "logprob_token_ids", "logit_bias")
-_NOT_CARRIED: Final = ("structured_outputs", "logprob_token_ids", "thinking_token_budget")
-"""What decode alone can heed while it samples."""
+_NOT_CARRIED: Final = ("logprob_token_ids", "thinking_token_budget")
+"""What decode alone can heed while it samples, besides grammars."""
 _OUTPUT_FIELDS: Final = ("max_tokens", "max_completion_tokens")
 
 
@@ -166,13 +166,24 @@ def decode_samples_first(body: Any) -> bool:
 
     It is a guess for the sake of predictions; decode itself knows (`decode_node.carrying.why_resampled`).
     """
-    if any(getattr(body, name, None) is not None for name in _NOT_CARRIED):
-        return True
+    named = any(getattr(body, name, None) is not None for name in _NOT_CARRIED)
+    return named or grammar_field(body) is not None
+
+
+def grammar_field(body: Any) -> str | None:
+    """The field that says what the answer to a request must conform to; None where none is seen to.
+
+    A call that must be made goes before a format, which vLLM then leaves out.
+    """
+    if getattr(body, "structured_outputs", None) is not None:
+        return "structured_outputs"
+    tools, choice = plain(getattr(body, "tools", None)), getattr(body, "tool_choice", None)
+    if tools and choice not in (None, "none", "auto"):
+        return "tools"
     wanted = plain(getattr(body, "response_format", None))
     if isinstance(wanted, Mapping) and wanted.get("type") != "text":
-        return True
-    tools, choice = plain(getattr(body, "tools", None)), getattr(body, "tool_choice", None)
-    return bool(tools) and (choice not in (None, "none", "auto") or (choice != "none" and _any_strict(tools)))
+        return "response_format"
+    return "tools" if tools and choice != "none" and _any_strict(tools) else None
 
 
 def only_decode(body: Any) -> bool:

@@ -6,15 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 from ray.exceptions import TaskCancelledError
-from ray.serve.llm.openai_api_models import CompletionRequest, CompletionResponse
+from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest, CompletionResponse
 from starlette.responses import StreamingResponse
 
-from decode_node.answers import error_response
+from decode_node.answers import NOTHING_ALLOWED, error_response
 from deployments.http import errors as http_errors
 from deployments.http.accounting import Identity, RequestRecord
 from deployments.http.answering.answer import generate, respond
 from deployments.http.errors import HTTPError
-from deployments.http.responses.request import field_here
+from deployments.http.messages import request as messages
+from deployments.http.responses import request as responses
 from deployments.http.token_meter import TokenMeter
 from slo.admission.tenant_limits import NO_USAGE, Usage
 from slo.objectives import Objective
@@ -27,6 +28,13 @@ TOKEN = 'data: {"choices":[{"index":0,"text":"a"}]}\n\n'
 DONE = "data: [DONE]\n\n"
 USAGE = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
 WHOLE = CompletionResponse(model="tiny", choices=[], usage=USAGE)
+COMPLETION = CompletionRequest(model="tiny", prompt="hi")
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+TOOLS = {
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+    "tool_choice": "required",
+}
+FORMAT = {"response_format": {"type": "json_object"}}
 
 
 class Record:
@@ -66,9 +74,9 @@ class Tier:
             self.is_left = True
 
 
-async def answered(record, *pieces, wording=None):
+async def answered(record, *pieces, wording=None, body=COMPLETION):
     generated = generate(Tier(*pieces), None, None, None, record)
-    return await respond(generated, record, HEADERS, wording)
+    return await respond(generated, record, HEADERS, wording, body=body)
 
 
 async def test_an_answer_that_comes_as_a_whole():
@@ -85,10 +93,12 @@ async def test_in_the_words_of_another_api():
     assert json.loads((await answered(Record(), WHOLE, wording=wording)).body) == {"said": "tiny"}
 
 
-@pytest.mark.parametrize(("is_chat", "field"), [(False, "logprobs"), (True, "top_logprobs")])
+@pytest.mark.parametrize(
+    ("body", "field"), [(COMPLETION, "logprobs"), (ChatCompletionRequest(**CHAT), "top_logprobs")]
+)
 @pytest.mark.parametrize("keep_alive_s", [None, 0.001])
 async def test_a_refusal_of_too_many_log_probabilities_names_the_field_that_was_sent(
-    is_chat, field, keep_alive_s
+    body, field, keep_alive_s
 ):
     """A chat's `logprobs` says only whether there are some."""
     refusal = error_response(400, "BadRequestError", "Requested sample logprobs of 21", "logprobs")
@@ -99,7 +109,7 @@ async def test_a_refusal_of_too_many_log_probabilities_names_the_field_that_was_
             yield refusal
 
     pieces = generate(Late(), None, None, None, Record())
-    response = await respond(pieces, Record(), dict(HEADERS), None, keep_alive_s, is_chat=is_chat)
+    response = await respond(pieces, Record(), dict(HEADERS), None, keep_alive_s, body=body)
     if keep_alive_s is None:
         said = response.body.decode()
     else:
@@ -135,9 +145,34 @@ async def test_what_its_replicas_refuse_has_taken_nothing(code, kind, outcome):
     assert record.usages == [None]
 
 
+@pytest.mark.parametrize("begun", [(), (TOKEN,)], ids=["refused", "in its stream"])
+@pytest.mark.parametrize(
+    ("body", "api", "field"),
+    [
+        (CompletionRequest(model="tiny", prompt="hi", **FORMAT), None, "response_format"),
+        (ChatCompletionRequest(**CHAT, structured_outputs={"regex": "a"}), None, "structured_outputs"),
+        (ChatCompletionRequest(**CHAT, **FORMAT), None, "response_format"),
+        (ChatCompletionRequest(**CHAT, **TOOLS), None, "tools"),
+        (ChatCompletionRequest(**CHAT, **FORMAT), responses, "text.format"),
+        (ChatCompletionRequest(**CHAT, **FORMAT), messages, "output_config.format"),
+        (ChatCompletionRequest(**CHAT, **TOOLS), messages, "tools"),
+    ],
+)
+async def test_a_grammar_that_cannot_be_kept_to_is_named_by_the_field_that_was_sent(begun, body, api, field):
+    refusal = error_response(400, NOTHING_ALLOWED, "it cannot go on", "structured_outputs")
+    wording = api and SimpleNamespace(path="", field=api.field_here, events=lambda told: told)
+    response = await answered(Record(), *begun, refusal, wording=wording, body=body)
+    if begun:
+        *_, last = [event async for event in response.body_iterator]
+        said = last.removeprefix("data: ")
+    else:
+        said = response.body
+    assert json.loads(said)["error"]["param"] == field
+
+
 async def test_in_another_api_a_refusal_names_that_apis_field():
     refused = error_response(400, "BadRequestError", "too long", "messages")
-    wording = SimpleNamespace(path="/v1/responses", field=field_here)
+    wording = SimpleNamespace(path="/v1/responses", field=responses.field_here)
     response = await answered(Record(), refused, wording=wording)
     assert json.loads(response.body)["error"]["param"] == "input"
 

@@ -35,7 +35,7 @@ async def outcome_of(pieces, read):
             yield piece
 
     record = Record()
-    stream = events(pieces[0], rest(), record)
+    stream = events(pieces[0], rest(), record, str)
     for _ in range(read):
         await anext(stream)
     await stream.aclose()
@@ -63,7 +63,7 @@ async def test_a_stream_that_others_have_ended_ends_with_the_error_and_nothing_e
         yield DROPPED
 
     record = Record()
-    *_, last = [event async for event in events(TOKEN, rest(), record)]
+    *_, last = [event async for event in events(TOKEN, rest(), record, str)]
     error = json.loads(last.removeprefix("data: "))["error"]
     assert (error["type"], error["code"]) == ("overloaded_error", "dropped")
     assert record.outcomes[0] is Outcome.EVICTED
@@ -74,6 +74,6 @@ async def test_an_error_of_vllms_ends_a_stream_in_our_words():
         yield 'data: {"error": {"message": "x", "type": "BadRequestError", "param": null, "code": 400}}\n\n'
         yield DONE
 
-    *_, last = [text async for text in events(TOKEN, rest(), Record())]
+    *_, last = [text async for text in events(TOKEN, rest(), Record(), str)]
     error = json.loads(last.removeprefix("data: "))["error"]
     assert (error["message"], error["code"]) == ("x", "invalid_value")

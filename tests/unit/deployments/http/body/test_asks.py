@@ -153,6 +153,25 @@ def test_whose_first_token_it_is(body, is_decodes):
     assert asks.decode_samples_first(body) is is_decodes
 
 
+FORMAT = {"type": "json_object"}
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (completion(), None),
+        (completion(response_format=FORMAT), "response_format"),
+        (completion(response_format=FORMAT, structured_outputs={"regex": "a*"}), "structured_outputs"),
+        (chat(response_format=FORMAT, tools=[STRICT]), "response_format"),
+        (chat(response_format={"type": "text"}, tools=[STRICT]), "tools"),
+        (chat(response_format=FORMAT, tools=[PLAIN], tool_choice="required"), "tools"),
+        (chat(response_format=FORMAT, tools=[PLAIN], tool_choice="none"), "response_format"),
+    ],
+)
+def test_which_field_has_the_grammar(body, field):
+    assert asks.grammar_field(body) == field
+
+
 def said(*parts):
     return [{"role": "user", "content": [{"type": "text", "text": "hi"}, *parts]}]
 
