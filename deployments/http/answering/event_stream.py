@@ -32,7 +32,7 @@ async def events(
         async for part in _parts(first, rest):
             if (error := error_in(part)) is not None:
                 record.end(_late_end(error))
-                failed = http_errors.engine_error(error)
+                failed = record.traced(http_errors.engine_error(error))
                 renamed(failed, field)
                 yield _error_event(failed)
                 return

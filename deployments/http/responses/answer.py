@@ -173,15 +173,7 @@ class _Stream:
         chunk = json.loads(data)
         if (error := chunk.get("error")) is not None:
             self._has_failed = True
-            yield self._numbered(
-                ResponseErrorEvent(
-                    type="error",
-                    code=str(error.get("code")),
-                    message=error["message"],
-                    param=error.get("param"),
-                    sequence_number=-1,
-                )
-            )
+            yield self._failed(error)
             return
         if not self._number:
             self._model = chunk["model"]
@@ -195,6 +187,18 @@ class _Stream:
         for choice in chunk["choices"]:
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
             yield from self._delta(choice)
+
+    def _failed(self, error: dict[str, Any]) -> dict[str, Any]:
+        """The event that an error is, in OpenAI's form, with its trace if it has one."""
+        event = ResponseErrorEvent(
+            type="error",
+            code=str(error.get("code")),
+            message=error["message"],
+            param=error.get("param"),
+            sequence_number=-1,
+        )
+        said = self._numbered(event)
+        return said | {"trace_id": error["trace_id"]} if "trace_id" in error else said
 
     def _delta(self, choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
         logprobs = [_delta_logprob(one) for one in _positions(choice)]

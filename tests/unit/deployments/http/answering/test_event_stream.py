@@ -26,6 +26,10 @@ class Record:
     def end(self, outcome):
         self.outcomes.append(outcome)
 
+    def traced(self, error):
+        error.trace_id = "t"
+        return error
+
 
 async def outcome_of(pieces, read):
     """The first end that is noted of a stream that its client leaves after `read` events."""
@@ -65,7 +69,7 @@ async def test_a_stream_that_others_have_ended_ends_with_the_error_and_nothing_e
     record = Record()
     *_, last = [event async for event in events(TOKEN, rest(), record, str)]
     error = json.loads(last.removeprefix("data: "))["error"]
-    assert (error["type"], error["code"]) == ("overloaded_error", "dropped")
+    assert (error["type"], error["code"], error["trace_id"]) == ("overloaded_error", "dropped", "t")
     assert record.outcomes[0] is Outcome.EVICTED
 
 

@@ -230,8 +230,10 @@ def test_a_stream_of_reasoning_text_and_two_calls_in_pieces_that_hold_several_ev
     assert deltas == ["{", "}", "{}"]
 
 
+@pytest.mark.parametrize("trace", [{}, {"trace_id": "t"}])
 @pytest.mark.parametrize("before", [(), (chunk({"content": "On"}),)])
-def test_a_stream_that_fails_ends_with_the_error(before):
-    error = {"message": "no", "type": "decode_failed", "param": None, "code": "decode_failed"}
+def test_a_stream_that_fails_ends_with_the_error(before, trace):
+    error = {"message": "no", "type": "decode_failed", "param": None, "code": "decode_failed", **trace}
     told = streamed(*before, f"data: {json.dumps({'error': error})}\n\n", "data: [DONE]\n\n")
     assert (told[-1].type, told[-1].code, told[-1].message) == ("error", "decode_failed", "no")
+    assert told[-1].model_extra == trace
