@@ -122,7 +122,8 @@ def _deployment(
 
     Raises:
         _SeveralFitError: when several of ours do.
-        NotRunningError: when none of ours has such a name, or such a model; or when it is being built.
+        NotRunningError: when none of ours has such a name, or such a model; or when it is being built
+            or deleted.
     """
     ours = {name: parts for name, state in applications.items() if (parts := _parts(state))}
     building = [name for name, state in applications.items() if _is_being_built(state)]
@@ -150,7 +151,12 @@ def _deployment(
 
 
 def _parts(state: ApplicationStatusOverview) -> list[str]:
-    """An application's models, as its deployments' names have them; none of one that is not ours."""
+    """An application's models, as its deployments' names have them; none of one that is not ours.
+
+    Ray Serve LLM's own prefill/decode application names its deployments like ours, and has no router.
+    """
+    if ROUTER_NAME not in state.deployments:
+        return []
     return [
         name.removeprefix(PREFILL_PREFIX) for name in state.deployments if name.startswith(PREFILL_PREFIX)
     ]
@@ -174,8 +180,16 @@ def _handle(deployment: str, application: str) -> DeploymentHandle:
     """A handle that answers without an event loop of the caller's, whatever the environment says.
 
     Replicas share the loop of their handles, and a shell may have their environment.
+
+    Raises:
+        NotRunningError: when Serve has the deployment no more.
     """
-    handle = serve.get_deployment_handle(deployment, application)
+    try:
+        handle = serve.get_deployment_handle(deployment, application)
+    except KeyError:
+        raise NotRunningError(
+            f"the application {application} is being deployed or deleted here; try again soon"
+        ) from None
     if not handle.is_initialized:  # Serve gives the same one again
         handle._init(_run_router_in_separate_loop=True)  # noqa: SLF001 - the public way is the environment
     return handle

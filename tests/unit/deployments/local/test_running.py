@@ -23,6 +23,11 @@ class Handle(NamedTuple):
     is_initialized = True
 
 
+def of_models(*models):
+    """The status of an application of ours."""
+    return SimpleNamespace(deployments=[ROUTER_NAME, *(PREFILL_PREFIX + model for model in models)])
+
+
 def test_the_monitor_is_found_also_after_the_files_of_the_command_have_changed(monkeypatch):
     serving = "slo-monitor-app-of0older0code"
     listed = [{"name": serving, "namespace": monitor_client.NAMESPACE}]
@@ -42,7 +47,7 @@ def test_the_monitor_is_found_also_after_the_files_of_the_command_have_changed(m
     )
     monkeypatch.setattr(running, "ray", SimpleNamespace(get_runtime_context=lambda: context))
     monkeypatch.setattr(running, "serve", SimpleNamespace(get_deployment_handle=Handle))
-    found = running._deployment({"app": SimpleNamespace(deployments=[f"{PREFILL_PREFIX}tiny"])})
+    found = running._deployment({"app": of_models("tiny")})
     assert found.model == "tiny"
     assert found.find_monitor() == serving
 
@@ -66,9 +71,8 @@ def test_handles_answer_without_an_event_loop_where_those_of_replicas_share_thei
     context = SimpleNamespace(gcs_address="127.0.0.1:6379")
     monkeypatch.setattr(running, "ray", SimpleNamespace(get_runtime_context=lambda: context))
     monkeypatch.setattr(running, "serve", SimpleNamespace(get_deployment_handle=get_deployment_handle))
-    application = SimpleNamespace(deployments=[f"{PREFILL_PREFIX}tiny"])
     for _ in range(2):
-        found = running._deployment({"app": application})
+        found = running._deployment({"app": of_models("tiny")})
         found.prefill.measurable, found.decode.measure_handoff, found.router.fleet  # noqa: B018 - starts them
     assert started == {ROUTER_NAME: True, f"{PREFILL_PREFIX}tiny": True, f"{DECODE_PREFIX}tiny": True}
 
@@ -81,10 +85,7 @@ def two(monkeypatch):
     )
     monkeypatch.setattr(running, "serve", SimpleNamespace(get_deployment_handle=Handle))
     models = {"old": ["tiny", "small"], "new": ["tiny", "large"]}
-    ours = {
-        name: SimpleNamespace(deployments=[PREFILL_PREFIX + model for model in has])
-        for name, has in models.items()
-    }
+    ours = {name: of_models(*has) for name, has in models.items()}
     monkeypatch.setattr(running, "_models", lambda router: models[router[1]])
     return {"dashboard": SimpleNamespace(deployments=["Charts"]), **ours}
 
@@ -121,6 +122,26 @@ def test_the_application_is_that_which_is_named_or_alone_has_the_model(two, mode
 def test_an_application_that_does_not_fit_is_refused_with_those_that_do(two, model, application, message):
     with pytest.raises(NotRunningError, match=message):
         running._deployment(two, model, application)
+
+
+def test_the_stock_prefill_decode_application_is_none_of_ours(two):
+    stock = SimpleNamespace(deployments=["OpenAiIngress", f"{DECODE_PREFIX}tiny", f"{PREFILL_PREFIX}tiny"])
+    assert running._deployment({"stock": stock}) is None
+    assert running._deployment({"stock": stock, "old": two["old"]}, "tiny").prefill.application == "old"
+    with pytest.raises(NotRunningError, match="no application 'stock' here; give one of old"):
+        running._deployment({"stock": stock, "old": two["old"]}, None, "stock")
+
+
+@pytest.mark.parametrize("gone", [ROUTER_NAME, f"{PREFILL_PREFIX}tiny", f"{DECODE_PREFIX}tiny"])
+def test_an_application_that_loses_deployments_meanwhile_is_being_deployed_or_deleted(two, monkeypatch, gone):
+    def get_deployment_handle(deployment, application):
+        if deployment == gone:
+            raise KeyError(f"Deployment(name={deployment!r}, app={application!r}) does not exist.")
+        return Handle(deployment, application)
+
+    monkeypatch.setattr(running, "serve", SimpleNamespace(get_deployment_handle=get_deployment_handle))
+    with pytest.raises(NotRunningError, match="application old is being deployed or deleted here; try again"):
+        running._deployment({"old": two["old"]})
 
 
 def test_where_nothing_of_ours_runs_no_application_is_missed(two):
