@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -62,36 +62,42 @@ def connect(model: str | None = None, application: str | None = None) -> Running
     """Find the deployment that runs on this machine; starts nothing.
 
     Of several models it is the one of that name, without a name the first. Looks at the cluster that
-    `RAY_ADDRESS` names. Without that, at the last one that was started here, and then at all others.
+    `RAY_ADDRESS` names. Without that, at the last one that was started here, and then at all others; one that
+    cannot be joined, as another user's, is passed over.
 
     Raises:
         NotRunningError: when there is none, none with that model, or on one cluster several applications.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # each handle says that it has started
     refused: NotRunningError | None = None
-    applications = _applications("auto")
-    try:
-        if (found := _deployment(applications, model, application)) is not None:
-            return found
-    except _SeveralFitError:
-        raise
-    except NotRunningError as error:
-        refused = error
-    here = ray.get_runtime_context().gcs_address
-    others = set() if os.environ.get("RAY_ADDRESS") else find_gcs_addresses() - {here}
-    for address in sorted(others):
+    not_joined: NotRunningError | None = None
+    for address in _addresses():
         ray.shutdown()
         try:
-            if (found := _deployment(_applications(address), model, application)) is not None:
+            applications = _applications(address)
+        except NotRunningError as error:
+            not_joined = not_joined or error
+            continue
+        try:
+            if (found := _deployment(applications, model, application)) is not None:
                 return found
         except _SeveralFitError:
             raise
-        except NotRunningError:
-            continue
-    raise refused or NotRunningError(
+        except NotRunningError as error:
+            refused = refused or error
+    nothing = (
         f"the Ray cluster here runs no {APP_NAME} application; start `slackserve serve`, or deploy "
         "`deployments.app:build` on it"
     )
+    raise refused or not_joined or NotRunningError(nothing)
+
+
+def _addresses() -> Iterator[str]:
+    """Which clusters to ask, each after the one before was; `auto` is that of `RAY_ADDRESS`, or the last."""
+    yield "auto"
+    if not os.environ.get("RAY_ADDRESS") and len(here := find_gcs_addresses()) > 1:
+        asked = {ray.get_runtime_context().gcs_address} if ray.is_initialized() else set()
+        yield from sorted(here - asked)
 
 
 def _applications(address: str) -> dict[str, ApplicationStatusOverview]:

@@ -161,33 +161,96 @@ def test_an_application_that_is_being_built_is_not_one_that_nobody_has_deployed(
     assert running._deployment(here | {"next": failed}, None, application) is None
 
 
-@pytest.mark.parametrize("with_two", ["auto", "there:1"])
-def test_where_several_fit_on_one_cluster_no_other_is_asked(two, monkeypatch, with_two):
-    one = {"old": two["old"]}
-    asked = []
+@pytest.fixture
+def clusters(monkeypatch):
+    """What runs on which cluster of this machine, or why that cannot be joined; `auto` is `here:1`."""
+    at, asked, joined = {}, [], None
 
     def applications(address):
+        nonlocal joined
         asked.append(address)
-        return two if address == with_two else {} if address == "auto" else one
+        found = at["here:1" if address == "auto" else address]
+        if isinstance(found, NotRunningError):
+            raise found
+        joined = address
+        return found
 
+    def shutdown():
+        nonlocal joined
+        joined = None
+
+    def get_runtime_context():
+        assert joined is not None
+        return SimpleNamespace(gcs_address="here:1" if joined == "auto" else joined)
+
+    fake = SimpleNamespace(
+        shutdown=shutdown, is_initialized=lambda: joined is not None, get_runtime_context=get_runtime_context
+    )
+    monkeypatch.setattr(running, "ray", fake)
     monkeypatch.setattr(running, "_applications", applications)
-    monkeypatch.setattr(running, "find_gcs_addresses", lambda: {"there:1", "zone:1"})
-    monkeypatch.setattr(running.ray, "shutdown", lambda: None, raising=False)
+    monkeypatch.setattr(running, "find_gcs_addresses", lambda: frozenset(at))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return SimpleNamespace(at=at, asked=asked)
+
+
+@pytest.mark.parametrize(("with_two", "asked"), [("here:1", ["auto"]), ("there:1", ["auto", "there:1"])])
+def test_where_several_fit_on_one_cluster_no_other_is_asked(two, clusters, with_two, asked):
+    one = {"old": two["old"]}
+    clusters.at.update({"here:1": {}, "there:1": one, "zone:1": one} | {with_two: two})
     with pytest.raises(NotRunningError, match="several"):
         running.connect("tiny")
-    assert asked[-1] == with_two
+    assert clusters.asked == asked
 
 
-def test_whoever_asks_sees_no_line_for_each_handle_that_has_started(monkeypatch, caplog):
+NOT_OURS = NotRunningError("the Ray cluster here cannot be used: its token is another one")
+
+
+def test_a_cluster_that_cannot_be_joined_hides_none_that_can(two, clusters):
+    clusters.at.update({"here:1": NOT_OURS, "there:1": {"dashboard": two["dashboard"]}, "zone:1": two})
+    found = running.connect("large")
+    assert (found.address, found.prefill.application) == ("zone:1", "new")
+
+
+@pytest.mark.parametrize(
+    ("at", "message"),
+    [
+        (["closed"], "its token is another one"),
+        (["closed", "empty"], "its token is another one"),
+        (["empty", "closed"], "its token is another one"),
+        (["closed", "two"], "serves no model 'huge' here; give one of"),
+        (["two", "closed"], "serves no model 'huge' here; give one of"),
+        (["empty", "empty"], "runs no slackserve application"),
+    ],
+    ids=str,
+)
+def test_what_could_not_be_joined_is_told_where_nothing_of_ours_was_found(two, clusters, at, message):
+    found = {"closed": NOT_OURS, "empty": {}, "two": two}
+    clusters.at.update(zip(("here:1", "there:1"), (found[each] for each in at), strict=False))
+    with pytest.raises(NotRunningError, match=message):
+        running.connect("huge")
+
+
+def test_the_only_cluster_is_asked_once(clusters):
+    clusters.at["here:1"] = NOT_OURS
+    with pytest.raises(NotRunningError):
+        running.connect()
+    assert clusters.asked == ["auto"]
+
+
+def test_of_the_cluster_that_is_named_the_refusal_is_told_and_no_other_is_asked(two, clusters, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "here:1")
+    clusters.at.update({"here:1": NOT_OURS, "there:1": two})
+    with pytest.raises(NotRunningError, match="its token is another one"):
+        running.connect("large")
+    assert clusters.asked == ["auto"]
+
+
+def test_whoever_asks_sees_no_line_for_each_handle_that_has_started(clusters, monkeypatch, caplog):
     def applications(_):
         logging.getLogger("ray.serve").info("Started <a router>.")
         return {}
 
     monkeypatch.setattr(running, "_applications", applications)
-    monkeypatch.setattr(running, "find_gcs_addresses", set)
-    context = SimpleNamespace(gcs_address="127.0.0.1:6379")
-    monkeypatch.setattr(running, "ray", SimpleNamespace(get_runtime_context=lambda: context))
     caplog.set_level(logging.INFO, "ray.serve")
     with pytest.raises(running.NotRunningError):
         running.connect()
