@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from rich.table import Table
 from rich.text import Text
 
+from slo.request import JobId, job_of
 from telemetry.logs import fields_of
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ _PATTERNS: Final = ("*.err", "*.log", "*.err.[0-9]*", "*.log.[0-9]*")
 """What processes write, and what was theirs until it was full."""
 _EVERYWHERE: Final = frozenset({"request_id", "job_id", "jobs"})
 """Fields that say which request it is, which is known."""
+_IDS: Final = _EVERYWHERE | {"server_id", "beneficiary"}
+_SERVER_ID: Final = "[0-9a-f]{16}"
+"""What the server calls a request; behind the client's name of it, the name of its job."""
 
 _ANY_COLUMNS: Final = 1_000_000
 
@@ -99,9 +103,13 @@ def _parsed(line: str) -> LogEvent | None:
 
 
 def _is_of(request_id: str, event: LogEvent) -> bool:
-    """Whether it is about the request itself, or a job of it, by the client's id or the server's."""
+    """Whether it is about the request itself, or an attempt at it, by the client's id or the server's."""
+    ids = rf"{re.escape(request_id)}(-{_SERVER_ID})?"
+    if re.fullmatch(_SERVER_ID, request_id):
+        ids = rf"{ids}|.+-{request_id}"
     return any(
-        re.fullmatch(rf"{re.escape(request_id)}(-[0-9a-f]+)?|.+-{re.escape(request_id)}", each)
-        for _, value in fields_of(event.fields)
+        re.fullmatch(ids, job_of(JobId(each)))
+        for name, value in fields_of(event.fields)
+        if name in _IDS
         for each in value.strip('"').split(",")
     )

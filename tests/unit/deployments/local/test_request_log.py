@@ -13,11 +13,12 @@ from telemetry import logs
 
 ID = "ab17aac6-70a1-4e9c-8fd8-40fe25c4bdbe"
 OTHER = "0ae072ba-074b-4b03-86e1-b2b67f67ebcb"
-JOB = f"{ID}-fc419b9ddd3"
+SERVER_ID = "fc419b9ddd3a0b11"
+JOB, THEIRS = f"{ID}-{SERVER_ID}", f"{OTHER}-1e6a2c0b9d8f7345"
 HERE = "slackserve_Prefill:tiny ow9z80ls"
 PREFILL = f"""\
 INFO 2026-11-22 20:32:50,010 {HERE} {ID} -- prefill_accepted request_id={ID} job_id={JOB} tokens=3900
-INFO 2026-11-22 20:32:50,126 {HERE} -- prefill_stopped jobs={JOB},{OTHER}-1 reason=rescue beneficiary={OTHER}
+INFO 2026-11-22 20:32:50,126 {HERE} -- prefill_stopped jobs={JOB},{THEIRS} reason=rescue beneficiary={OTHER}
 INFO 2026-11-22 20:32:50,200 {HERE} {OTHER} -- prefill_ended request_id={OTHER} seconds=1
 Traceback (most recent call last): {ID}
 """
@@ -58,7 +59,38 @@ def test_another_request_whose_id_begins_in_the_same_way_is_another(request_logs
 
 
 def test_a_request_is_found_by_the_servers_own_id_as_well(request_logs):
-    assert events_of("fc419b9ddd3", request_logs) == events_of(ID, request_logs)
+    assert events_of(SERVER_ID, request_logs) == events_of(ID, request_logs)
+
+
+def written(directory, *said):
+    lines = (f"INFO 2026-11-22 20:32:50,{number:03} {HERE} -- {each}\n" for number, each in enumerate(said))
+    (directory / "replica.log").write_text("".join(lines))
+
+
+@pytest.mark.parametrize("name", ["conv-42", "7", "beef", "cafe-1"])
+def test_of_names_that_begin_or_end_alike_each_has_its_own_lines(tmp_path, name):
+    jobs = [f"{each}-{SERVER_ID[::-1]}" for each in (f"{name}-3", f"summary-{name}", f"{name}{name}")]
+    written(
+        tmp_path,
+        f"prefill_accepted request_id={name} job_id={name}-{SERVER_ID} tokens=4",
+        *(f"prefill_accepted request_id={job.rpartition('-')[0]} job_id={job} tokens=7" for job in jobs),
+        f"prefill_stopped jobs={','.join(jobs)} beneficiary={name}-{SERVER_ID}",
+        f"prefill_dropped jobs={','.join(jobs)} reason=memory",
+        f"request_refused request_id={name} server_id={SERVER_ID[::-1]} status=400",
+    )
+    found = [each.event for each in events_of(name, tmp_path)]
+    assert found == ["prefill_accepted", "prefill_stopped", "request_refused"]
+
+
+def test_what_is_no_id_is_not_that_of_a_request(tmp_path):
+    written(tmp_path, f"prefill_accepted request_id={ID} job_id={JOB} tier=background tokens=7")
+    assert events_of("7", tmp_path) == events_of("background", tmp_path) == []
+
+
+@pytest.mark.parametrize("asked", [ID, SERVER_ID, JOB])
+def test_a_prefill_that_was_placed_again_is_the_requests_too(tmp_path, asked):
+    written(tmp_path, f"prefill_stopped jobs={JOB}#1 reason=rescue", f"stop_ordered beneficiary={JOB}#12")
+    assert [each.event for each in events_of(asked, tmp_path)] == ["prefill_stopped", "stop_ordered"]
 
 
 def test_it_is_shown_with_the_seconds_since_it_began(request_logs):
