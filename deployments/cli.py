@@ -168,7 +168,7 @@ def top(
 
 @app.command()
 def trace(
-    request_id: Annotated[str, typer.Argument(help="The x-request-id of an answer.")],
+    request_id: Annotated[str, typer.Argument(help="The x-request-id or x-slackserve-id of an answer.")],
     logs: Annotated[Path, typer.Option(help="Directory of Ray's logs.")] = SESSION_LOGS,
 ) -> None:
     """Print what the processes on this machine have logged of one request, in the order of time."""

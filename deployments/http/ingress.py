@@ -44,7 +44,7 @@ from deployments.http.served_model import ModelConfig, ServedModel, ServedModels
 from slo.objectives import resolve
 from slo.request import CONTEXT_HEADER, REQUEST_ID_HEADER, JobId, RequestContext
 from slo.tiers import TierSet
-from telemetry import tracing
+from telemetry import logs, tracing
 from telemetry.instruments import Instruments
 from telemetry.tracing import TRACEPARENT, TRACER, TracingOptions, wall_ns
 
@@ -209,7 +209,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         state.tier = objective.tier
         refuse_too_long(body, served.config.max_model_len)
         if "request_id" in body.model_fields_set:  # as in vLLM, whose clients send no header
-            state.request_id = usable_id(body.request_id, "request_id")
+            _name(state, usable_id(body.request_id, "request_id"))
         body.request_id = state.request_id
         most_tokens = asks.output_tokens(body, self._limits, served.config.max_model_len)
         job_id = JobId(f"{state.request_id}-{state.server_id}")
@@ -269,6 +269,18 @@ async def _taken(request: Request) -> bytes:
     if said.strip().lower() != "application/json":
         raise http_errors.not_said_to_be_json()
     return b"".join([piece async for piece in request.stream()])
+
+
+def _name(state: State, request_id: str) -> None:
+    """Call a request from here on what its body calls it; the `x-request-id` of its answer stays as it is."""
+    if request_id != state.request_id:
+        logs.event(
+            "request_named",
+            request_id=request_id,
+            server_id=state.server_id,
+            x_request_id=state.request_id,
+        )
+    state.request_id = request_id
 
 
 def _internal_info(context: RequestContext) -> RawRequestInfo:

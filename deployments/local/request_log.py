@@ -31,7 +31,7 @@ _PATTERNS: Final = ("*.err", "*.log", "*.err.[0-9]*", "*.log.[0-9]*")
 """What processes write, and what was theirs until it was full."""
 _EVERYWHERE: Final = frozenset({"request_id", "job_id", "jobs"})
 """Fields that say which request it is, which is known."""
-_IDS: Final = _EVERYWHERE | {"server_id", "beneficiary"}
+_IDS: Final = _EVERYWHERE | {"server_id", "x_request_id", "beneficiary"}
 _SERVER_ID: Final = "[0-9a-f]{16}"
 """What the server calls a request; behind the client's name of it, the name of its job."""
 
@@ -49,9 +49,22 @@ class LogEvent:
 
 
 def events_of(request_id: str, directory: Path) -> list[LogEvent]:
-    """What all processes have logged of a request, in the order of time; Ray has some lines in two files."""
+    """What all processes have logged of a request, in the order of time.
+
+    A request whose body has named it is found by the `x-request-id` of its answer, too.
+    """
+    found = _found(request_id, directory)
+    for event in [each for each in found if each.event == "request_named"]:
+        named = dict(fields_of(event.fields))
+        if named["x_request_id"] == request_id:
+            found |= _found(named["server_id"], directory)
+    return sorted(found)
+
+
+def _found(request_id: str, directory: Path) -> set[LogEvent]:
+    """The events with this id of a request; Ray has some lines in two files."""
     lines = (line for path in _files(directory) for line in _lines(path) if request_id in line)
-    return sorted({event for line in lines if (event := _parsed(line)) and _is_of(request_id, event)})
+    return {event for line in lines if (event := _parsed(line)) and _is_of(request_id, event)}
 
 
 def print_timeline(console: Console, events: Iterable[LogEvent]) -> None:

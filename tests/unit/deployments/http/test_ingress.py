@@ -12,6 +12,7 @@ from deployments.http.errors import HTTPError
 from deployments.http.ingress import SlackServeIngress
 from deployments.http.served_model import ModelConfig
 from slo.admission.tenants import ANONYMOUS
+from slo.tiers import DEFAULT_TIERS
 
 SERVED = SimpleNamespace(config=ModelConfig("m", 100, {"temperature": 0.6, "top_p": 0.9}, shows_usage=False))
 
@@ -60,6 +61,39 @@ async def test_the_id_of_a_response(given, of_chat, of_answer):
     found = ingress.body.request_id if "request_id" in ingress.body.model_fields_set else None
     assert found == of_chat, "what the chat does with the id of its own body"
     assert ingress.wording.whole(ANSWER)["id"] == of_answer
+
+
+class Naming(SlackServeIngress):
+    """Goes no further than to the account of a request."""
+
+    def __init__(self):
+        self._limits, self._tiers = LimitsConfig(), DEFAULT_TIERS
+        self._models = SimpleNamespace(named_by=lambda body: SERVED)
+
+    def _record(self, served, asked, state, method):
+        raise HTTPError(503, "no further", kind="test", code=asked.placement.job_id)
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "lines"),
+    [
+        ({}, "from-header", []),
+        ({"request_id": "from-header"}, "from-header", []),
+        (
+            {"request_id": "mine"},
+            "mine",
+            ["request_named request_id=mine server_id=fc419b9ddd3a0b11 x_request_id=from-header"],
+        ),
+    ],
+    ids=str,
+)
+async def test_the_log_has_both_names_of_a_request_that_its_body_names(caplog, given, name, lines):
+    request = posted({"model": "m", "prompt": "hi", "max_tokens": 1, **given})
+    request.state.headers, request.state.server_id = [], "fc419b9ddd3a0b11"
+    with caplog.at_level("INFO", "ray.serve"), pytest.raises(HTTPError) as ended:
+        await Naming().completions(request)
+    assert ended.value.code == f"{name}-fc419b9ddd3a0b11", "its job"
+    assert caplog.messages == lines
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,20 @@ def written(directory, *said):
     (directory / "replica.log").write_text("".join(lines))
 
 
+@pytest.mark.parametrize("asked", ["job-7", ID, SERVER_ID])
+def test_a_request_that_its_body_has_named_is_found_by_that_and_by_what_its_answer_says(tmp_path, asked):
+    written(
+        tmp_path,
+        f"request_named request_id=job-7 server_id={SERVER_ID} x_request_id={ID}",
+        f"request_placed job_id=job-7-{SERVER_ID} tier=premium",
+        f"request_ended request_id=job-7 job_id=job-7-{SERVER_ID} outcome=finished",
+        f"request_named request_id=job-8 server_id={SERVER_ID[::-1]} x_request_id={OTHER}",
+        f"request_placed job_id=job-8-{SERVER_ID[::-1]} tier=premium",
+    )
+    events = [each.event for each in events_of(asked, tmp_path)]
+    assert events == ["request_named", "request_placed", "request_ended"]
+
+
 @pytest.mark.parametrize("name", ["conv-42", "7", "beef", "cafe-1"])
 def test_of_names_that_begin_or_end_alike_each_has_its_own_lines(tmp_path, name):
     jobs = [f"{each}-{SERVER_ID[::-1]}" for each in (f"{name}-3", f"summary-{name}", f"{name}{name}")]
