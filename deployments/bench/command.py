@@ -87,6 +87,8 @@ def bench(  # noqa: PLR0913 - each is an option of the command
             "without --search",
             BenchError,
         )
+    if trace is not None:
+        refuse_given(ctx, ("profile",), "with --trace", BenchError)
     if search and min_rate >= max_rate:
         raise BenchError(f"--min-rate {min_rate:g} must be less than --max-rate {max_rate:g}")
     if requests is not None and duration is not None:
@@ -169,12 +171,10 @@ def parse_vocabulary(text: str) -> range:
 
 
 def _workload(given: WorkloadFile, trace: Path | None, profile: Path | None) -> Workload:
-    predictor = None if profile is None else load_profile(profile)
-    prefill_s = None if predictor is None else predictor.prefill_s
     if trace is None:
-        return given.mix(prefill_s)
+        return given.mix(None if profile is None else load_profile(profile).prefill_s)
     try:
-        return given.trace(read_trace(trace), prefill_s)
+        return given.trace(read_trace(trace))
     except TraceError as error:
         raise BenchError(f"--trace: {error}") from None
 

@@ -54,8 +54,8 @@ class WorkloadFile(Section):
                 raise BenchError(f"kinds.{name}.ttft_scale needs --profile, prefill times to multiply")
         return Mix({name: kind.kind() for name, kind in self.kinds.items()}, self.burst, prefill_s)
 
-    def trace(self, records: Sequence[Record], prefill_s: PrefillTime | None) -> Trace:
-        """As classes of a trace.
+    def trace(self, records: Sequence[Record]) -> Trace:
+        """As classes of a trace, each with its own objective however long the prompt takes.
 
         Raises:
             BenchError: when there are no classes.
@@ -63,7 +63,7 @@ class WorkloadFile(Section):
         if not self.classes:
             raise BenchError("the workload has kinds; a --trace needs one with classes")
         classes = [item.length_class() for item in self.classes]
-        return Trace(records, classes, prefill_s or (lambda _: 0.0), longest_tokens=maxsize)
+        return Trace(records, classes, lambda _: 0.0, longest_tokens=maxsize)
 
 
 def presets() -> list[str]:

@@ -228,6 +228,7 @@ def test_a_search_whose_lowest_rate_is_too_high_says_so(bench):
         (("--cacert", "none.pem"), "--cacert: counts for nothing with http://"),
         (("--url", "https://127.0.0.1:9", "--cacert", "none.pem"), "none.pem: no certificates can be read"),
         (("--profile", "none.json"), "none.json cannot be read"),
+        (("--trace", "t.jsonl", "--profile", "p.json"), "--profile: counts for nothing with --trace"),
     ],
 )
 def test_what_a_user_gets_wrong_is_one_clear_message(bench, server, arguments, message):

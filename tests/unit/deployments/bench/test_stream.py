@@ -42,13 +42,16 @@ def test_every_preset_offers_all_its_kinds(name):
 
 def test_the_classes_of_a_trace_take_every_length():
     records = [(0.0, 10, 5, ()), (1.0, 2000, 5, ()), (2.0, 10**6, 5, ())]
-    trace = load_workload("trace").trace(records, None)
+    trace = load_workload("trace").trace(records)
     assert {item.kind for item in trace.stream(1.0, 3, seed=0)} == {"short", "medium", "long"}
 
 
-def test_objectives_of_a_trace_follow_the_prefill_time():
-    trace = load_workload("trace").trace([(0.0, 10, 5, ()), (1.0, 20, 5, ())], lambda tokens: tokens * 1.0)
-    assert [item.ttft_s for item in trace.stream(1.0, 2, seed=0)] in ([20.0, 40.0], [40.0, 20.0])
+def test_a_request_of_a_trace_has_the_objective_of_its_class_however_long_its_prompt_takes(tmp_path):
+    classes = "[{kind: a, max_prompt_tokens: 50, ttft_ms: 250}, {kind: b, ttft_ms: 4000, tier: premium}]"
+    records = [(0.0, 10, 5, ()), (1.0, 10**6, 5, ())]
+    trace = load_workload(written(tmp_path, f"classes: {classes}")).trace(records)
+    found = {(item.tokens, item.ttft_s, item.tier) for item in trace.stream(1.0, 2, seed=0)}
+    assert found == {(10, 0.25, STANDARD), (10**6, 4.0, PREMIUM)}
 
 
 def test_a_users_own_mix(tmp_path):
@@ -109,7 +112,7 @@ def test_a_mix_is_no_trace_and_a_trace_no_mix():
     with pytest.raises(BenchError, match="need a --trace"):
         load_workload("trace").mix(None)
     with pytest.raises(BenchError, match="needs one with classes"):
-        load_workload("embedded").trace([(0.0, 1, 1, ()), (1.0, 1, 1, ())], None)
+        load_workload("embedded").trace([(0.0, 1, 1, ()), (1.0, 1, 1, ())])
 
 
 @pytest.mark.parametrize(
@@ -135,12 +138,14 @@ def test_an_objective_of_the_prefill_time_is_of_the_prompt_that_is_sent(tmp_path
     mix = load_workload(written(tmp_path, text)).mix(float)
     sent = stream(mix, 1.0, Extent(requests=50), shape, seed=0)
     assert [item.ttft_s for item in sent] == [3.0 * item.tokens for item in sent]
-    records = [(0.0, 2000, 5, ()), (1.0, 9000, 5, ())]
-    traced = stream(load_workload("trace").trace(records, float), 1.0, Extent(requests=4), shape, seed=0)
-    assert {item.kind for item in traced} == {"medium", "long"}
-    assert all(
-        item.ttft_s == max({"medium": 4.0, "long": 15.0}[item.kind], 2.0 * item.tokens) for item in traced
-    )
+
+
+@pytest.mark.parametrize("shape", [Shape(scale=0.1), Shape(max_tokens=60)])
+def test_a_request_of_a_trace_keeps_the_class_of_its_recorded_length(shape):
+    trace = load_workload("trace").trace([(0.0, 2000, 5, ()), (1.0, 9000, 5, ())])
+    traced = stream(trace, 1.0, Extent(requests=4), shape, seed=0)
+    assert {(item.kind, item.ttft_s) for item in traced} == {("medium", 4.0), ("long", 15.0)}
+    assert all(item.tokens < 1000 for item in traced)
 
 
 @pytest.mark.parametrize("duration_s", [5.0, 60.0])
