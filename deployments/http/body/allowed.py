@@ -196,6 +196,45 @@ RESPONSES_REFUSED: Final[Mapping[str, tuple[str, str]]] = {
     "prompt": (_STATELESS, "send the text as instructions and input"),
 }
 """The same for the responses API."""
+KWARGS_REFUSED: Final[Mapping[str, tuple[str, str]]] = {
+    "chat_template": REFUSED["chat_template"],
+    "tools": ("is a field of the body", "give tools there"),
+    **dict.fromkeys(
+        [
+            "_messages_citations",
+            "_position_to_source",
+            "_tool_message_v2_content",
+            "bos_token",
+            "cls_token",
+            "conversation",
+            "conversations",
+            "eos_token",
+            "mask_token",
+            "max_length",
+            "messages",
+            "model_config",
+            "pad_token",
+            "padding",
+            "return_assistant_tokens_mask",
+            "return_dict",
+            "return_tensors",
+            "sanitize_control_tokens",
+            "self",
+            "sep_token",
+            "tokenize",
+            "tokenizer",
+            "tokenizer_kwargs",
+            "truncation",
+            "unk_token",
+        ],
+        (_OURS, "leave it out"),
+    ),
+}
+"""The same for names in `chat_template_kwargs` that are no variables of a template.
+
+vLLM hands them on to what renders a chat: a tokenizer pads a prompt to any `max_length`, and a template
+repeats a special token after each message, however long the one is that was sent.
+"""
 _INSTEAD: Final[Mapping[str, tuple[str, ...]]] = {
     **{
         f"guided_{kind}": (f"structured_outputs.{kind}",)
@@ -287,8 +326,9 @@ def served_fields(values: Mapping[str, Any], fields: Fields, *, ignores: bool) -
             raise FieldError(name[:100], "is not a field that is served here", advice)
         left_out.add(name)
     kwargs = values.get("chat_template_kwargs")
-    if isinstance(kwargs, dict) and "chat_template" in kwargs:
-        raise FieldError("chat_template_kwargs.chat_template", *REFUSED["chat_template"])
+    for name in kwargs if isinstance(kwargs, dict) else ():
+        if name in KWARGS_REFUSED:
+            raise FieldError(f"chat_template_kwargs.{name}", *KWARGS_REFUSED[name])
     return {name: value for name, value in values.items() if name not in left_out}
 
 

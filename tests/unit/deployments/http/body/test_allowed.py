@@ -1,20 +1,28 @@
 """The list of fields that are served, held against the vLLM that is installed."""
 
+import inspect
 import json
 
 import pytest
 from openai.types import completion_create_params as completion_params
 from openai.types.chat import completion_create_params as chat_params
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
+from transformers import PreTrainedTokenizerBase, PythonBackend
+from transformers.tokenization_mistral_common import MistralCommonBackend
+from transformers.utils.chat_template_utils import render_jinja_template
 from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
+from vllm.renderers import cohere, hf, mistral
+from vllm.tokenizers.kimi_audio import KimiAudioTokenizer
+from vllm.tokenizers.mistral import MistralTokenizer
 
 from deployments.config.limits import LimitsConfig
 from deployments.http.body.allowed import (
     CHAT,
     COMPLETION,
     COUNT_TOKENS,
+    KWARGS_REFUSED,
     MESSAGES,
     RESPONSES,
     TOKENIZE,
@@ -22,8 +30,9 @@ from deployments.http.body.allowed import (
     fields_of,
     served_fields,
 )
-from deployments.http.body.reading import parse, read
+from deployments.http.body.reading import parse, read, read_chat_to_convert
 from deployments.http.messages.request import read as read_messages
+from deployments.http.messages.request import read_to_count
 from deployments.http.responses.request import read as read_response
 from slo.admission.tenants import ANONYMOUS
 from slo.errors import FieldError
@@ -73,6 +82,7 @@ def refused(model=ChatCompletionRequest, **fields):
         ({"priority": 1}, "priority", "set x-slo-tier"),
         ({"chat_template": "{{ 1 }}"}, "chat_template", "is a program"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template", "program"),
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools", "a field of the body"),
         ({"mm_processor_kwargs": {}}, "mm_processor_kwargs", "media"),
     ],
 )
@@ -80,6 +90,29 @@ def test_what_is_refused(fields, field, message):
     error = refused(**fields)
     assert error.field == field
     assert message in str(error)
+
+
+def test_no_parameter_of_what_renders_a_chat_is_taken_for_a_variable_of_its_template():
+    """One that upstream adds is refused, or is a variable, once it was read what it does."""
+    renderers = (
+        PythonBackend.apply_chat_template,
+        MistralCommonBackend.apply_chat_template,
+        KimiAudioTokenizer.apply_chat_template,
+        MistralTokenizer.apply_chat_template,
+        render_jinja_template,
+        hf.safe_apply_chat_template,
+        mistral.safe_apply_chat_template,
+    )
+    taken = [each for renderer in renderers for each in inspect.signature(renderer).parameters.values()]
+    names = {each.name for each in taken if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)}
+    names |= {*PreTrainedTokenizerBase.SPECIAL_TOKENS_ATTRIBUTES}
+    names |= {
+        cohere.MESSAGES_CITATIONS_KEY,
+        cohere.POSITION_TO_SOURCE_KEY,
+        cohere.TOOL_MESSAGE_V2_CONTENT_KEY,
+    }
+    variables = {"add_generation_prompt", "continue_final_message", "documents", "reasoning_effort"}
+    assert names - variables == KWARGS_REFUSED.keys()
 
 
 def advice(model, name):
@@ -231,6 +264,39 @@ def test_what_is_meant_is_refused_though_unknown_fields_are_ignored(model, body,
         read_ignoring(model, {**body, **fields})
     assert caught.value.field in fields
     assert advice in caught.value.valid
+
+
+PADDED = {"enable_thinking": False, "tokenize": True, "padding": "max_length", "max_length": 4_000_000_000}
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (ChatCompletionRequest, {"messages": SAY}),
+        (ResponsesRequest, {"input": "hi"}),
+        (AnthropicMessagesRequest, {"messages": SAY, "max_tokens": 7}),
+    ],
+)
+def test_no_chat_has_a_tokenizer_pad_its_prompt(model, body):
+    with pytest.raises(FieldError, match=r"chat_template_kwargs\.\w+: is set by the server itself"):
+        read_ignoring(model, {**body, "chat_template_kwargs": PADDED})
+
+
+@pytest.mark.parametrize(
+    "converted",
+    [
+        lambda raw: read_chat_to_convert(json.loads(raw), LIMITS),
+        lambda raw: read_to_count(raw, LIMITS),
+    ],
+    ids=["tokenize", "count_tokens"],
+)
+def test_neither_has_one_that_is_to_be_converted(converted):
+    body = {"model": "m", "messages": SAY}
+    thinking = {"enable_thinking": False, "documents": [], "reasoning_effort": "low"}
+    raw = json.dumps({**body, "chat_template_kwargs": thinking}).encode()
+    assert converted(raw).chat_template_kwargs == thinking
+    with pytest.raises(FieldError, match=r"chat_template_kwargs\.\w+: is set by the server itself"):
+        converted(json.dumps({**body, "chat_template_kwargs": PADDED}).encode())
 
 
 @pytest.mark.parametrize(
