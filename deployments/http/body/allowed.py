@@ -78,7 +78,6 @@ CHAT: Final = _COMMON | frozenset(
         "messages",
         "parallel_tool_calls",
         "reasoning_effort",
-        "return_assistant_tokens_mask",
         "return_prompt_text",
         "tool_choice",
         "tools",
@@ -184,6 +183,7 @@ REFUSED: Final[Mapping[str, tuple[str, str]]] = {
     "prompt_embeds": ("is not served", "send text or token ids"),
     "media_io_kwargs": ("says how the server reads media", "leave it out"),
     "mm_processor_kwargs": ("says how the server reads media", "leave it out"),
+    "return_assistant_tokens_mask": ("is not served", "leave it out"),
 }
 """Fields of vLLM's models that no client may set: why, and what instead."""
 RESPONSES_REFUSED: Final[Mapping[str, tuple[str, str]]] = {

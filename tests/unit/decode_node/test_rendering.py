@@ -193,7 +193,7 @@ async def test_a_name_that_the_ingress_knows_and_the_engine_does_not_is_another_
 
 @pytest.mark.parametrize("error", [TemplateError("no system messages"), UndefinedError("no role")])
 async def test_what_a_template_refuses_is_the_clients_error(error):
-    """vLLM lets it out where `return_assistant_tokens_mask` is asked for."""
+    """vLLM makes a ValueError of it in its renderer of Jinja templates, and lets it out of others."""
 
     class Refusing(Layer):
         async def render_chat_request(self, request):

@@ -84,6 +84,7 @@ def refused(model=ChatCompletionRequest, **fields):
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template", "program"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools", "a field of the body"),
         ({"mm_processor_kwargs": {}}, "mm_processor_kwargs", "media"),
+        ({"return_assistant_tokens_mask": True}, "return_assistant_tokens_mask", "is not served"),
     ],
 )
 def test_what_is_refused(fields, field, message):
