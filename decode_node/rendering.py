@@ -96,9 +96,9 @@ async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int
         )
     except (*NOT_TAKEN, TemplateError, VLLMClientError, GracefulHTTPError) as error:
         return _as_error(serving.create_error_response(error), is_chat=is_chat)
-    # Of media in another form, or so large that vLLM does not get to look at its size; by itself it would be
-    # answered as the server's fault.
-    except (NotImplementedError, DecompressionBombError) as error:
+    # Of media in another form, or so large that vLLM does not get to look at its size, and of what is nested
+    # too deep; by itself it would be answered as the server's fault.
+    except (NotImplementedError, DecompressionBombError, RecursionError) as error:
         return _as_error(serving.create_error_response(str(error)), is_chat=is_chat)
     if hasattr(result, "error"):
         return _as_error(result, is_chat=is_chat)

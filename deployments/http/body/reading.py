@@ -24,12 +24,13 @@ from deployments.http.body.grammar_size import refuse_large_grammars
 from deployments.http.body.hints import refuse_large_hints
 from deployments.http.body.json_text import JsonShape, json_shape, read_object
 from deployments.http.body.media import refuse_media
+from deployments.http.body.values import function_of
 from slo.admission.tenants import Tenant
 from slo.errors import FieldError
 from telemetry import logs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from pydantic import BaseModel
     from pydantic_core import ErrorDetails
@@ -126,6 +127,7 @@ def as_model(values: dict[str, Any], model: type[BaseModel], limits: LimitsConfi
     _refuse_what_is_no_object(values)
     if fields.is_chat:
         refuse_media(values.get("messages"), limits.media_domains, limits.max_media)
+        _refuse_large_arguments(values.get("messages"), limits)
     values = {**values, **asks.allowed_default(values, model, limits)}
     items, read = values.get("input"), 0
     try:
@@ -165,7 +167,9 @@ def _is_plain_message(item: Any) -> bool:
     )
 
 
-def refuse_large_shape(shape: JsonShape, limits: LimitsConfig, whose: str = "body") -> None:
+def refuse_large_shape(
+    shape: JsonShape, limits: LimitsConfig, whose: str = "body", field: str | None = None
+) -> None:
     """Refuse what has more in it than a body may.
 
     Raises:
@@ -178,7 +182,24 @@ def refuse_large_shape(shape: JsonShape, limits: LimitsConfig, whose: str = "bod
         ("lists and objects inside each other", shape.depth, "max_json_depth"),
     ):
         if found > (limit := getattr(limits, name)):
-            raise http_errors.bad_body(f"the {whose} has {found} {what}; limits.{name} allows {limit}")
+            message = f"the {whose} has {found} {what}; limits.{name} allows {limit}"
+            raise http_errors.bad_body(message, field)
+
+
+def _refuse_large_arguments(messages: Any, limits: LimitsConfig) -> None:
+    """Hold what calls of tools were given against the limits of a body; vLLM parses these texts, too."""
+    shapes = [json_shape(text.encode(), limits.max_json_containers) for text in _arguments(messages)]
+    containers, values, names, depths = zip(JsonShape(0, 0, 0, 0), *shapes, strict=True)
+    whole = JsonShape(sum(containers), sum(values), sum(names), max(depths))
+    refuse_large_shape(whole, limits, "JSON in arguments of tool calls", "messages")
+
+
+def _arguments(messages: Any) -> Iterator[str]:
+    for message in messages if isinstance(messages, list) else ():
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        for call in calls if isinstance(calls, list) else ():
+            if isinstance(text := function_of(call).get("arguments"), str):
+                yield text
 
 
 def _refuse_what_is_no_object(values: Mapping[str, Any]) -> None:

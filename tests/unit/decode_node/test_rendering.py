@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import inspect
+import json
 import struct
 import threading
 import zlib
@@ -215,6 +216,18 @@ async def test_media_in_a_form_that_vllm_does_not_read_are_the_clients_error():
     answer = await rendering.render(Fetching(), CHAT, is_chat=True, max_model_len=64)
     assert answer.error.code == rendering.BAD_REQUEST
     assert "base64" in answer.error.message
+
+
+async def test_what_is_nested_too_deep_is_the_clients_error():
+    class Parsing(Layer):
+        async def render_chat_request(self, request):
+            json.loads("[" * 100_000)
+
+        create_error_response = staticmethod(create_error_response)
+
+    answer = await rendering.render(Parsing(), CHAT, is_chat=True, max_model_len=64)
+    assert answer.error.code == rendering.BAD_REQUEST
+    assert "recursion" in answer.error.message
 
 
 @pytest.mark.parametrize(("side", "told"), [(101, "10201 pixels"), (20_000, "400000000 pixels")])

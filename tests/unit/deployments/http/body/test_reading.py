@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest
 
 from deployments.config.limits import LimitsConfig
 from deployments.http.body.asks import output_tokens
@@ -73,6 +74,8 @@ WORST = {
     "escaped quotes": largest(rb"\"", b'"', b""),
     "an unfinished text": largest(b"[,{", b'"', b""),
     "a number": largest(b"9", b'{"model": "m", "prompt": [', b"]}"),
+    "arguments": b'{"model": "m", "messages": [{"role": "assistant", "tool_calls": [{"type": "function", '
+    b'"function": {"name": "f", "arguments": "' + b"[]," * 600_000 + b'"}}]}]}',
     "prompts": b'{"model": "m", "prompt": [' + b'"a",' * 250_000 + b'"a"]}',
     "floats": b'{"model": "m", "prompt": [' + b"0.1," * 250_000 + b"1]}",
     "too many names": b"{" + b",".join(b'"k%d": 1' % number for number in range(140_000)) + b"}",
@@ -222,6 +225,47 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{
 
 def calls(*found):
     return [SAY, {"role": "assistant", "tool_calls": found}]
+
+
+def called_with(*arguments):
+    return json.dumps(
+        {
+            "model": "m",
+            "messages": calls(
+                *({**CALL, "function": {"name": "f", "arguments": text}} for text in arguments)
+            ),
+        }
+    ).encode()
+
+
+@pytest.mark.parametrize("model", [ChatCompletionRequest, TokenizeChatRequest])
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["{}", "[" * 65], "65 lists and objects inside each other; limits.max_json_depth allows 64"),
+        (["[" * 5_000], "5000 lists and objects inside each other; limits.max_json_depth"),
+        (["[" + "{}," * 10_000 + "1]"], "10001 lists and objects; limits.max_json_containers allows 10000"),
+        (["[[],[]]"] * 3_000 + ["[]"] * 1_001, "10001 lists and objects; limits.max_json_containers"),
+        (["[" + "1," * 300_000 + "1]"], "300001 values; limits.max_json_values allows 300000"),
+        (["{" + '"k":1,' * 50_000 + '"k":1}'], "50001 names; limits.max_json_names"),
+    ],
+)
+def test_arguments_of_tool_calls_may_be_together_what_a_body_may(model, arguments, found):
+    """vLLM parses these texts where all streams of a decode replica wait."""
+    with pytest.raises(HTTPError) as refused:
+        parse(called_with(*arguments), model, LIMITS)
+    message = f"the JSON in arguments of tool calls has {found}"
+    assert (refused.value.status, refused.value.param) == (400, "messages")
+    assert refused.value.message[: len(message)] == message
+
+
+@pytest.mark.parametrize(
+    "arguments", ["[" * 64, "no JSON", '{"a": "' + "[" * 70, json.dumps({"a": "[" * 99})]
+)
+def test_arguments_are_no_more_looked_at_than_that(arguments):
+    (_, message) = parse(called_with(arguments), ChatCompletionRequest, LIMITS).messages
+    (call,) = message["tool_calls"]
+    assert call["function"]["arguments"] == arguments
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,13 @@ def test_a_conversation_with_a_call_and_its_output_is_one_of_messages():
     assert thanks == {"role": "user", "content": "Thanks"}
 
 
+def test_arguments_of_calls_that_are_nested_too_deep_are_refused():
+    with pytest.raises(HTTPError) as refused:
+        chat_of(input=[{"type": "function_call", "call_id": "c", "name": "f", "arguments": "[" * 5_000}])
+    assert (refused.value.status, refused.value.param) == (400, "input")
+    assert "limits.max_json_depth" in refused.value.message
+
+
 def test_what_is_asked_for_has_a_chats_names():
     chat = chat_of(
         max_output_tokens=7,
