@@ -17,6 +17,7 @@ from openai.types.responses import (
     ResponseReasoningItem,
     ToolChoiceFunction,
 )
+from openai.types.responses.response_reasoning_item import Content
 from ray.serve.llm.openai_api_models import ChatCompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.openai.responses.utils import (
@@ -174,14 +175,8 @@ def _item(number: int, item: Any) -> Any:
         parts = [part.text if isinstance(part, ResponseOutputText) else part.refusal for part in item.content]
         return {"role": "assistant", "content": "".join(parts)}
     if isinstance(item, ResponseReasoningItem):
-        whole: dict[str, Any] = {}
-        if item.content:
-            text = "".join(part.text for part in item.content)
-            whole = {"content": [item.content[0].model_copy(update={"text": text})]}
-        elif item.summary:
-            text = "\n".join(part.text for part in item.summary)
-            whole = {"summary": [item.summary[0].model_copy(update={"text": text})]}
-        return item.model_copy(update=whole)
+        text = ("" if item.content else "\n").join(part.text for part in item.content or item.summary)
+        return item.model_copy(update={"content": [Content(text=text, type="reasoning_text")]})
     if isinstance(item, dict) and item.get("role") == "assistant" and isinstance(item.get("content"), list):
         return _whole_answer(f"input[{number}]", item)
     return item

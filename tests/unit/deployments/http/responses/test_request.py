@@ -1,6 +1,7 @@
 """What a request of the responses API asks for, as a chat completion."""
 
 import json
+import logging
 
 import pytest
 
@@ -330,6 +331,14 @@ def test_nothing_of_an_answer_in_a_conversation_is_lost():
         item = {"type": "reasoning", "id": "r", **given}
         (message,) = chat_of(input=[item]).messages
         assert message["reasoning"] == reasoning
+
+
+def test_reasoning_that_is_its_summary_makes_no_line(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    summary = [{"type": "summary_text", "text": "s"}]
+    (message,) = chat_of(input=[{"type": "reasoning", "id": "sent " * 1_000, "summary": summary}]).messages
+    assert message["reasoning"] == "s"
+    assert caplog.records == []
 
 
 def test_an_answer_with_more_than_text_is_refused_if_vllm_would_cut_it():
