@@ -29,18 +29,32 @@ if TYPE_CHECKING:
     from vllm.sampling_params import StructuredOutputsParams
 
 _LOGGERS: Final = (
+    "vllm.entrypoints.chat_utils",
     "vllm.renderers.hf",
     "vllm.renderers.mistral",
+    "vllm.tokenizers.mistral",
     "vllm.entrypoints.openai.chat_completion.serving",
     "vllm.entrypoints.openai.completion.serving",
 )
-"""Of vLLM, where it writes of what it answers with 400."""
+"""Of vLLM, where it writes of what it answers with 400, and of what it does not take of a message."""
 _BY_A_TEMPLATE: Final = ("An error occurred in `", "apply_chat_template failed")
 """How lines begin about a chat that a template refuses, whatever that raises."""
+_OF_A_MESSAGE: Final = (
+    "'image_url.detail' is currently not supported",
+    "Placeholder count is negative!",
+    "Skipping multimodal part ",
+    "Tool call %r ",
+    "Truncating tool call ID: ",
+    "Truncating tool_call_id: ",
+)
+"""How lines begin about what is not taken of a message; most show what a client has sent, of any length."""
 
 
 def log_no_refusals() -> None:
-    """Have vLLM write no line about a request that it refuses; the ingress has one of its own for each."""
+    """Have vLLM write no line about a request that it refuses; the ingress has one of its own for each.
+
+    And none about what it does not take of a message.
+    """
     for name in _LOGGERS:
         logging.getLogger(name).addFilter(_is_no_refusal)
 
@@ -48,7 +62,7 @@ def log_no_refusals() -> None:
 def _is_no_refusal(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
     is_refused = isinstance(error, VLLMClientError | GracefulHTTPError)
-    return not (is_refused or str(record.msg).startswith(_BY_A_TEMPLATE))
+    return not (is_refused or str(record.msg).startswith((*_BY_A_TEMPLATE, *_OF_A_MESSAGE)))
 
 
 @dataclass(frozen=True, slots=True)

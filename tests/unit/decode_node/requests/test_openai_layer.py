@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerFast
+from vllm.entrypoints import chat_utils
 from vllm.exceptions import QueueOverflowError, VLLMValidationError
 from vllm.renderers import hf, mistral
+from vllm.tokenizers import mistral as mistral_tokens
 
 from benchmarks.harness.tiny_models import build_tiny_llama
 from decode_node.requests import openai_layer
@@ -24,7 +26,8 @@ def written():
     """What the loggers of vLLM's OpenAI layer have written since, by the filters of a decode replica."""
     records, handler = [], logging.Handler()
     handler.emit = records.append
-    names = hf.__name__, mistral.__name__, *map(SERVING.format, ("completion", "chat_completion"))
+    modules = chat_utils, hf, mistral, mistral_tokens
+    names = *(each.__name__ for each in modules), *map(SERVING.format, ("completion", "chat_completion"))
     loggers = [logging.getLogger(name) for name in names]
     openai_layer.log_no_refusals()
     for logger in loggers:
@@ -62,6 +65,31 @@ class MistralTokens:
 def test_one_that_mistrals_template_refuses_makes_none_either(written):
     with pytest.raises(ValueError, match="role"):
         mistral.safe_apply_chat_template(MistralTokens(), [])
+    assert written == []
+
+
+def call(arguments):
+    function = {"name": "secret " * 1_000, "arguments": arguments}
+    return {
+        "role": "assistant",
+        "tool_calls": [{"id": "secret " * 10, "type": "function", "function": function}],
+    }
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param({"role": "user", "content": [{"type": "text", "text": None}]}, id="no text"),
+        pytest.param(call("secret"), id="no JSON"),
+        pytest.param(call("[]"), id="no object"),
+    ],
+)
+def test_what_is_not_taken_of_a_message_makes_no_line(written, message):
+    config = SimpleNamespace(
+        multimodal_config=None, allowed_local_media_path="", allowed_media_domains=None, hf_config=None
+    )
+    chat_utils.parse_chat_messages([message], config, "string")
+    mistral_tokens.truncate_tool_call_ids(SimpleNamespace(messages=[message]))
     assert written == []
 
 
