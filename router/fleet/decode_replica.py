@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -196,15 +196,16 @@ class DecodeView:
             return self.kv_usage
         return self.kv_usage + self.sent.unseen_tokens / self.kv_tokens
 
-    def usage_asked(self, is_to_prefill: Callable[[JobId], bool]) -> float:
+    def usage_asked(self, to_prefill: Collection[JobId]) -> float:
         """The same with what waits in its engine for memory, up to as much as it has.
 
-        Of those whose prefill has ended its engine pulls some, which have memory: which ones, nobody says.
+        Those that are not `to_prefill` any more are pulled by its engine, and some of them have memory: which
+        ones, nobody says.
         """
         if self.waiting == 0 or self.kv_tokens == 0:
             return self.usage_soon
         tickets = self.sent.tickets.items()
-        tokens = [one.tokens for job_id, one in tickets if one.is_known and not is_to_prefill(job_id)]
+        tokens = [one.tokens for job_id, one in tickets if one.is_known and job_id not in to_prefill]
         waiting = sum(tokens) * min(1.0, self.waiting / max(1, len(tokens)))
         return self.usage_soon + min(1.0, waiting / self.kv_tokens)
 

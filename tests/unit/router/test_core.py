@@ -442,3 +442,30 @@ def test_what_waits_for_decodes_memory_is_asked_for_of_it():
     assert memory(2, (0, 1, 2), 1) == 1.34, "one of the two that are prefilled is pulled, and has memory"
     assert memory(2, (0, 1, 2), 0) == 0.67
     assert memory(3, (1, 2), 2) == 1.67, "no more than the replica has: streams that end make room"
+
+
+class LookedUp(str):
+    """A job's name that counts how often it is looked up."""
+
+    __slots__ = ()
+    looks = 0
+
+    def __hash__(self):
+        LookedUp.looks += 1
+        return super().__hash__()
+
+
+def test_the_demand_on_decode_takes_no_look_at_every_replica_for_every_request():
+    awaited = tuple(AwaitedKv(LookedUp(f"waits {number}"), STANDARD, 10) for number in range(20))
+
+    def looks(replicas):
+        router = RouterCore(POLICIES, LeastHarm(), RouterLimits(stale_after_s=100.0))
+        for number in range(replicas):
+            router.prefill_reported(report(f"prefill-{number}"), 0.0)
+        told = DecodeReported(ReplicaId("decode"), 0.5, 20, 10_000, awaited=awaited, waiting=20)
+        router.view.decode_reported(told, 0.0)
+        LookedUp.looks = 0
+        assert router.decode_demand(0.0).memory == pytest.approx(0.52)
+        return LookedUp.looks
+
+    assert looks(10) == looks(1) > 0
