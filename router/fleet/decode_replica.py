@@ -277,12 +277,14 @@ def choose_decode(
     fewest requests.
     """
 
-    def key(replica: DecodeView) -> tuple[bool, bool, int, int, float]:
+    def key(replica: DecodeView) -> tuple[bool, int, int, float]:
         usage = replica.usage_with(newcomer)
         streams = replica.streams_with(newcomer.rank) + 1
         predicted_s = None if tpot_s is None else replica.pace.tpot_s(streams)
         too_slow = tpot_s is not None and predicted_s is not None and predicted_s > tpot_s
         requests = replica.streams_with(0)  # all of them will decode there one day
-        return not replica.has_room(newcomer), too_slow, int(usage / _KV_STEP), requests, usage
+        return too_slow, int(usage / _KV_STEP), requests, usage
 
-    return min(replicas, key=key, default=None)
+    # Where memory is short, to find whether there is some takes longer than all else.
+    ordered = sorted(replicas, key=key)
+    return next((one for one in ordered if one.has_room(newcomer)), ordered[0] if ordered else None)

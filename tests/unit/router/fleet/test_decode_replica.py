@@ -50,6 +50,67 @@ def test_decode_goes_to_the_replica(first, second, asked, expected):
     assert chosen(replica("first", **first), replica("second", **second), **asked) == expected
 
 
+def test_memory_is_asked_for_only_until_there_is_some(monkeypatch):
+    asked, has_room = [], DecodeView.has_room
+
+    def ask(view, newcomer):
+        asked.append(view.replica_id)
+        return has_room(view, newcomer)
+
+    monkeypatch.setattr(DecodeView, "has_room", ask)
+    full = replica("full", 0.1, kv_tokens=1000)
+    others = [replica(name, usage) for name, usage in (("busy", 0.8), ("third", 0.4), ("idle", 0.2))]
+    assert chosen(*others, full, tokens=900) == "idle"
+    assert asked == ["idle"]
+    asked.clear()
+    assert chosen(full, replica("too", 0.95, kv_tokens=1000), tokens=900) == "full"
+    assert asked == ["full", "too"]
+
+
+HELD = st.tuples(st.integers(0, 600), st.integers(0, 300), st.integers(0, 2), st.booleans())
+VIEWS = st.lists(
+    st.tuples(
+        st.sampled_from([0.1, 0.12, 0.5, 0.97]),
+        st.integers(0, 4),
+        st.sampled_from([None, 0.02, 0.06]),
+        st.none() | st.lists(HELD, max_size=5),
+        st.lists(st.tuples(st.integers(0, 500), st.integers(0, 2)), max_size=4),
+    ),
+    max_size=6,
+)
+NEWCOMERS = st.builds(
+    Newcomer,
+    st.just(JobId("job")),
+    st.just(STANDARD),
+    st.integers(0, 800),
+    most_output=st.integers(0, 100),
+    is_top=st.booleans(),
+    rank=st.integers(0, 2),
+)
+
+
+@given(VIEWS, st.lists(NEWCOMERS, min_size=1, max_size=4), st.sampled_from([None, 0.04]))
+def test_the_choice_is_the_least_of_all_by_memory_then_pace_then_use_then_requests(views, newcomers, tpot_s):
+    known = []
+    for number, (usage, running, pace_s, streams, sent) in enumerate(views):
+        about = {} if streams is None else {"load": load(*streams)}
+        known.append(replica(str(number), usage, running, kv_tokens=1000, tpot_s=pace_s, **about))
+        for job, (tokens, rank) in enumerate(sent):
+            known[-1].placed(one_of(tokens, f"sent {job}", rank=rank), 0.5)
+
+    def key(one, newcomer):
+        predicted_s = one.pace.tpot_s(one.streams_with(newcomer.rank) + 1)
+        too_slow = tpot_s is not None and predicted_s is not None and predicted_s > tpot_s
+        usage = one.usage_with(newcomer)
+        return not one.has_room(newcomer), too_slow, int(usage / 0.05), one.streams_with(0), usage
+
+    for newcomer in newcomers:
+        found = choose_decode(known, newcomer, tpot_s)
+        assert found is min(known, key=lambda one: key(one, newcomer), default=None)
+        if found is not None:
+            found.placed(replace(newcomer, job_id=JobId(f"placed {len(found.sent)}")), 1.0)
+
+
 def test_of_none_there_is_none():
     assert chosen() is None
 
