@@ -6,13 +6,14 @@ few numbers that SlackServe needs.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from slo.decode.headroom import DecodeLoad
+from slo.decode.headroom import DecodeLoad, ToldStreams
 from telemetry.catalogue import KV_BYTES, KV_SECONDS, KV_TRANSFERS, KV_USAGE
 from telemetry.pressure import PRESSURE_KEY, PressureFigures
 
@@ -133,7 +134,8 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
 
     def _record_pressure(self, figures: PressureFigures) -> None:
         figures.record(self._instruments)
-        self.load = figures.load or self.load
+        if (load := figures.load) is not None:
+            self.load = replace(load, streams=ToldStreams.of(load.streams))
         if figures.preempted:
             self._calm_steps = 0
         if figures.peak is not None:

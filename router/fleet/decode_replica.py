@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from router.fleet.pace_model import PaceModel
@@ -96,6 +96,8 @@ class DecodeView:
     pace: PaceModel = field(default_factory=PaceModel)
     digest: ModelDigest = UNTOLD
     waiting: int = 0
+    _told: DecodeLoad | None = None
+    """`load`, its streams as they came."""
     _peak_tokens: int = 0
     _outlooks: dict[int, Outlook] = field(default_factory=dict)
     """By rank, with those on their way."""
@@ -109,9 +111,11 @@ class DecodeView:
         self.waiting = event.waiting
         self.reported_at_s = now_s
         self.placed_since_report = 0
-        if event.load != self.load:  # the engine tells less often than the replica reports
-            self.load, self.load_since_s = event.load, now_s
-            self._peak_tokens = 0 if event.load is None else predicted_peak(event.load.streams.values())
+        if event.load != self._told:  # the engine tells less often than the replica reports
+            load = event.load
+            self.load = None if load is None else replace(load, streams=dict(load.streams))
+            self._told, self.load_since_s = load, now_s
+            self._peak_tokens = 0 if self.load is None else predicted_peak(self.load.streams.values())
             self._outlooks.clear()
         named = {one.job_id: self._named(one, now_s, ranks or {}) for one in event.awaited}
         unseen = {

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from functools import cached_property
+from typing import Any, Final
+
+import msgspec
 
 from slo.decode.output_length import FIRST_GUESS
 from slo.decode.predicted_peak import Holding
@@ -13,6 +16,50 @@ from slo.tiers import Tier
 
 HOLD_S: Final = 5.0
 """A request whose memory is predicted to come within this time is sent, and waits there."""
+
+_STREAMS: Final = msgspec.msgpack.Decoder(dict[JobId, Holding])
+
+
+class ToldStreams(Mapping[JobId, Holding]):  # noqa: PLW1641 - a mapping has no hash
+    """Streams by job, written once for all reports that tell of them, and read when the first is asked for.
+
+    There may be thousands, and an engine tells of them less often than its replica reports. Nobody reads them
+    to find that nothing has changed.
+    """
+
+    def __init__(self, written: bytes) -> None:
+        self._written = written
+
+    @classmethod
+    def of(cls, streams: Mapping[JobId, Holding]) -> ToldStreams:
+        """Those streams."""
+        return cls(msgspec.msgpack.encode(dict(streams)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """See `pickle`."""
+        return ToldStreams, (self._written,)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether they are the same streams, and in the same order if both were told."""
+        if isinstance(other, ToldStreams):
+            return self._written == other._written
+        return super().__eq__(other)
+
+    def __getitem__(self, job: JobId) -> Holding:
+        """What one of them holds."""
+        return self._read[job]
+
+    def __iter__(self) -> Iterator[JobId]:
+        """Their jobs."""
+        return iter(self._read)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._read)
+
+    @cached_property
+    def _read(self) -> dict[JobId, Holding]:
+        return _STREAMS.decode(self._written)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,17 @@
 """Steps are counted, and after vLLM has taken a request's memory a pass may compute a prompt for a while."""
 
+import pickle
 from collections import Counter
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 
+from router.fleet.decode_replica import DecodeView
+from slo.decode.headroom import DecodeLoad, ToldStreams
+from slo.decode.predicted_peak import Holding
+from slo.reports import DecodeReported
+from slo.request import JobId, ReplicaId
 from telemetry.engine_tap import EngineTap
 from telemetry.pressure import PRESSURE_KEY, PressureFigures
 
@@ -225,3 +231,33 @@ def engine_of(ranks, heads=8, size=160):
     )
     client = SimpleNamespace(logger_manager=SimpleNamespace(stat_loggers=[]), vllm_config=config)
     return SimpleNamespace(_engine_client=client)
+
+
+def test_what_streams_hold_is_read_once_however_often_it_is_reported(monkeypatch):
+    read, holds_what = [], ToldStreams.__getitem__
+
+    def reading(streams, job):
+        read.append(job)
+        return holds_what(streams, job)
+
+    monkeypatch.setattr(ToldStreams, "__getitem__", reading)
+    tap, known = EngineTap("decode", Counting()), DecodeView(ReplicaId("d"))
+
+    def holds(tokens):
+        streams = {JobId(f"s{number}"): Holding(tokens, 50) for number in range(3)}
+        figures = PressureFigures(peak=0.5, load=DecodeLoad(1000, 0, 0, 0.1, streams))
+        stats = {PRESSURE_KEY: msgspec.to_builtins(figures)}
+        tap.record(SimpleNamespace(kv_cache_usage=0.5, kv_connector_stats=stats, num_waiting_reqs=0), None)
+        return streams
+
+    def reported(now_s):
+        sent = pickle.dumps(DecodeReported(known.replica_id, 0.5, 3, load=tap.load))
+        read.clear()
+        known.reported(pickle.loads(sent), now_s)
+        return len(read)
+
+    for now_s, tokens in ((1.0, 100), (2.0, 200)):
+        streams = holds(tokens)
+        assert reported(now_s) == 3
+        assert [reported(now_s + later_s) for later_s in (0.1, 0.2)] == [0, 0]
+        assert (known.load.streams, known.load_since_s) == (streams, now_s)
