@@ -6,6 +6,9 @@ Owns which errors say that a replica has failed.
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import math
+import time
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from grpc.aio import AioRpcError
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 _UP_S: Final = 0.5
 """When a replica has not answered by then, it is looked whether there are any."""
+_KNOWN_S: Final = 1.0
+"""Whether there are any is asked again after so long: it takes a call of each replica."""
 REPLICA_ERRORS: Final = (RayActorError, ReplicaUnavailableError, DeploymentUnavailableError, AioRpcError)
 """What a call ends with when the replica that has it does."""
 
@@ -39,6 +44,8 @@ class TierCalls:
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
+        self._known: asyncio.Task[bool] | None = None
+        self._known_at_s = -math.inf
 
     async def ask(self, replica: ReplicaId | None) -> FailureCause | None:
         """What is known to be wrong with a replica; for no replica in particular, whether there is any.
@@ -53,7 +60,7 @@ class TierCalls:
         asked = asyncio.ensure_future(self._asked(replica))
         try:
             await asyncio.wait([asked], timeout=_UP_S)
-            if not asked.done() and not await self.sent("is_up"):
+            if not asked.done() and not await self._knows_any():
                 return self.unknown
             return await asked
         finally:
@@ -65,6 +72,20 @@ class TierCalls:
         except REPLICA_ERRORS:
             return FailureCause.REPLICA_DIED
         return FailureCause.ENGINE_DIED if who is None else None
+
+    async def _knows_any(self) -> bool:
+        """Whether Serve knows of a replica; one answer for all who ask within `_KNOWN_S`."""
+        now_s = time.monotonic()
+        if self._known is None or (self._known.done() and now_s - self._known_at_s >= _KNOWN_S):
+            # Not in the context of whoever happens to be first: Serve would cancel it with that one.
+            self._known = asyncio.get_running_loop().create_task(
+                self._any_is_sent(), context=contextvars.Context()
+            )
+            self._known_at_s = now_s
+        return await asyncio.shield(self._known)
+
+    async def _any_is_sent(self) -> bool:
+        return bool(await self.sent("is_up"))
 
     async def _any_is_up(self) -> bool:
         calls = {asyncio.ensure_future(each.get_async()) for each in await self.sent("is_up")}

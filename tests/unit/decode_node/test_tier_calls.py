@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from ray.exceptions import RayActorError
 
+from decode_node import tier_calls
 from decode_node.prefill_tier import PrefillTier
 from decode_node.tier_calls import TierCalls
 from deployments.http.continuing.stream_watch import DecodeFailedError, StreamWatch
@@ -23,6 +24,7 @@ class Handle:
     def __init__(self, answer, known):
         self._answer = answer
         self._known = known
+        self.broadcasts = 0
         self.is_up = SimpleNamespace(remote=self._is_up)
 
     def options(self, *, stream):
@@ -39,8 +41,10 @@ class Handle:
 
     def broadcast(self, method):
         assert method == "is_up"
+        self.broadcasts += 1
 
         async def sent():
+            await asyncio.sleep(0)
             return [SimpleNamespace()] * self._known
 
         return SimpleNamespace(_fetch_replica_results_async=sent)
@@ -70,6 +74,41 @@ async def test_what_a_replica_says_or_serve_says_for_it(answer, known, cause):
 async def test_whoever_may_still_answer_is_waited_for(tier):
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(tier.ask(REPLICA), 1.0)
+
+
+async def test_all_who_wait_for_silent_replicas_look_once_whether_there_are_any(monkeypatch):
+    """It takes a call of each: by each who waits, that would be the square of the tier, when it is slow."""
+    monkeypatch.setattr(tier_calls, "_UP_S", 0.01)
+    monkeypatch.setattr(tier_calls, "_KNOWN_S", 60.0)
+    handle = Handle("silence", 0)
+    tier = PrefillTier(handle, Background())
+    for _ in range(2):
+        assert await asyncio.gather(*(tier.ask(REPLICA) for _ in range(8))) == [FailureCause.NO_REPLICA] * 8
+    assert handle.broadcasts == 1
+    monkeypatch.setattr(tier_calls, "_KNOWN_S", 0.0)
+    assert await tier.ask(REPLICA) is FailureCause.NO_REPLICA
+    assert handle.broadcasts == 2
+
+
+async def test_one_who_asks_no_longer_takes_no_answer_from_the_others(monkeypatch):
+    monkeypatch.setattr(tier_calls, "_UP_S", 0.01)
+    looks, may_look = asyncio.Event(), asyncio.Event()
+
+    class Slow(TierCalls):
+        unknown = FailureCause.NO_REPLICA
+
+        async def sent(self, method, *args):
+            looks.set()
+            await may_look.wait()
+            return await super().sent(method, *args)
+
+    tier = Slow(Handle("silence", 0))
+    first, second = (asyncio.create_task(tier.ask(REPLICA)) for _ in range(2))
+    await asyncio.wait_for(looks.wait(), 5)
+    first.cancel()
+    may_look.set()
+    assert await asyncio.wait_for(second, 5) is FailureCause.NO_REPLICA
+    assert first.cancelled()
 
 
 @pytest.mark.parametrize(("known", "cause"), [(0, None), (1, FailureCause.SILENT)])
