@@ -158,11 +158,13 @@ class LiveJobs(Message):
 
     Attributes:
         asked: How many requests it had asked for when it said so.
+        ended: Ends that the router may have missed, as they were told to it in vain.
     """
 
     asker: str
     asked: int
     jobs: tuple[JobId, ...]
+    ended: tuple[JobEnded, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

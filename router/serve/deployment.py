@@ -62,7 +62,7 @@ class SlackRouter:
         self._of(model).not_for_prefill(job_id)
 
     async def reconcile(self, live: LiveJobs, *, model: str) -> None:
-        """Hear from an ingress which of its requests have not ended."""
+        """Hear from an ingress which of its requests have not ended, and of ends that were missed."""
         self._of(model).reconcile(live)
 
     async def report(self, report: Report, *, model: str) -> None:

@@ -177,6 +177,8 @@ class ModelRouter:
     def reconcile(self, live: LiveJobs) -> None:
         """See `SlackRouter.reconcile`."""
         self._core.reconcile(live, time.monotonic())
+        for ended in live.ended:
+            self.job_ended(ended)
 
     def report(self, report: Report) -> None:
         """See `SlackRouter.report`."""

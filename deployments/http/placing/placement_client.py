@@ -8,8 +8,8 @@ import logging
 import math
 import time
 import uuid
-from collections import deque
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from ray.exceptions import TaskCancelledError
@@ -39,6 +39,8 @@ RECONCILE_S: Final = 2.0
 """How often the router is told which requests have not ended."""
 _MOST_UNTOLD: Final = 4096
 """Ends of requests that are kept for a router that does not answer."""
+_MOST_AT_ONCE: Final = 512
+"""Ends that it is told of in one word; it decides on nobody meanwhile."""
 
 
 class PlacementClient:
@@ -61,7 +63,7 @@ class PlacementClient:
         self._name = uuid.uuid4().hex
         self._asked = 0
         self._live: set[JobId] = set()
-        self._untold: deque[JobEnded] = deque(maxlen=_MOST_UNTOLD)
+        self._untold: dict[JobId, JobEnded] = {}
         self._reconciling: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -127,7 +129,7 @@ class PlacementClient:
     def job_ended(self, ended: JobEnded) -> None:
         """Tell the router that a request is over.
 
-        What it misses it knows within twice `RECONCILE_S`, once it answers, and is told once more.
+        What it misses it knows within twice `RECONCILE_S`, once it answers, and is told again until it does.
         """
         self._background.run("telling_router", self._tell(ended), job_id=ended.job_id)
 
@@ -148,16 +150,16 @@ class PlacementClient:
         try:
             await telling
         except (Exception, asyncio.CancelledError):
-            self._untold.append(ended)
+            self._untold[ended.job_id] = ended
+            if len(self._untold) > _MOST_UNTOLD:
+                del self._untold[next(iter(self._untold))]
             raise
-
-    async def _tell_again(self, ended: JobEnded) -> None:
-        await self._router.job_ended.remote(ended)
 
     async def _reconcile(self) -> None:
         while True:
             await asyncio.sleep(RECONCILE_S)
-            live = LiveJobs(self._name, self._asked, tuple(self._live))
+            untold = tuple(islice(self._untold.values(), _MOST_AT_ONCE))
+            live = LiveJobs(self._name, self._asked, tuple(self._live), untold)
             try:
                 async with asyncio.timeout(RECONCILE_S):
                     await self._router.reconcile.remote(live)
@@ -165,9 +167,8 @@ class PlacementClient:
                 if is_cancelled():
                     raise
             else:
-                while self._untold:
-                    ended = self._untold.popleft()
-                    self._background.run("telling_router", self._tell_again(ended), job_id=ended.job_id)
+                for ended in untold:
+                    self._untold.pop(ended.job_id, None)
 
     def _fall_back(
         self, cause: str, request: PlacementRequested | None = None, error: Exception | None = None

@@ -12,6 +12,7 @@ from vllm import SamplingParams
 from router.messages import Answered, JobEnded, LiveJobs, Placed, PlacementReason, PlacementRequested
 from sampling.carried import Prefilled, PrefillRequest
 from slo import protocol
+from slo.admission.tenant_limits import Usage
 from slo.errors import Rejected, RejectionReason
 from slo.monitor.messages import DecodeSeen, MonitorAnswer, MonitorReport, Role
 from slo.monitor.policy import ClusterPolicy
@@ -27,7 +28,7 @@ JOB, REPLICA = JobId("job"), ReplicaId("replica")
 MESSAGES = [
     PlacementRequested(JOB, Objective(PREMIUM, 0.5, None), True, None, 100, prefix_hashes=(1, 2)),
     JobEnded(JOB, 0.2, None, Answered(PREMIUM, "acme", 17)),
-    LiveJobs("ingress", 7, (JOB,)),
+    LiveJobs("ingress", 7, (JOB,), (JobEnded(JOB, 0.2, Usage(100, 10)),)),
     Placed(REPLICA, REPLICA, 10, 0.5, 0.2, 0.3, 0.05, PlacementReason.NOBODY_LATE),
     Rejected(RejectionReason.NO_REPLICA, 10.0),
     ReplacementRequested(JOB, PREMIUM, 0.1, False, 100, REPLICA, (REPLICA,), FailureCause.SILENT),

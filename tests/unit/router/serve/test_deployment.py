@@ -14,7 +14,7 @@ from router.serve import model_router
 from router.serve.deployment import SlackRouter
 from router.serve.model_router import Route, RouterConfig
 from slo.admission.rules import AdmissionRules
-from slo.admission.tenant_limits import TenantGates, TenantLimit
+from slo.admission.tenant_limits import TenantGates, TenantLimit, Usage
 from slo.errors import Rejected, RejectionReason
 from slo.monitor.messages import Role
 from slo.monitor.policy import ClusterPolicy
@@ -247,6 +247,20 @@ async def test_requests_that_nobody_speaks_for_are_forgotten_though_their_model_
         await router.reconcile(LiveJobs("here", 0, ()), model="small")
     monkeypatch.undo()
     assert isinstance(await router.place(request("again", limit), model="large"), Placed)
+
+
+async def test_ends_that_were_missed_come_with_the_word_of_what_lives():
+    limit = TenantLimit(output_tokens_per_s=1.0, burst_output_tokens=1000)
+    router, asked = await two_models(), replace(request("first", limit), output_tokens=300, asker="here")
+    for number, job in enumerate(("first", "second", "third"), 1):
+        each = replace(asked, job_id=JobId(job), number=number)
+        assert isinstance(await router.place(each, model="small"), Placed)
+    ended = tuple(JobEnded(JobId(job), used=Usage(100, 10)) for job in ("first", "second"))
+    await router.reconcile(LiveJobs("here", 3, (JobId("third"),), ended), model="small")
+    more = replace(asked, job_id=JobId("fourth"), output_tokens=650, number=4)
+    assert isinstance(await router.place(more, model="small"), Placed), "two took 10, one may take 300"
+    more = replace(asked, job_id=JobId("fifth"), output_tokens=300, number=5)
+    assert (await router.place(more, model="small")).reason is RejectionReason.OUTPUT_TOKEN_RATE
 
 
 async def test_one_models_backlog_is_not_the_others():

@@ -228,22 +228,20 @@ async def test_a_router_that_was_away_is_told_of_the_ends_that_it_has_missed(mon
     monkeypatch.setattr(placement_client, "RECONCILE_S", 0.02)
     monkeypatch.setattr(background, "TIMEOUT_S", 0.05)
     is_away, heard = True, []
-    given_up, told, again = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    given_up, again = asyncio.Event(), asyncio.Event()
 
-    async def reconcile(_):
+    async def reconcile(live):
         if is_away:
             await asyncio.Event().wait()
-        if told.is_set():
+        if heard:
             again.set()
+        heard.extend(live.ended)
 
-    async def end(ended):
+    async def end(_):
         try:
-            if is_away:
-                await asyncio.Event().wait()
+            await asyncio.Event().wait()
         finally:
             given_up.set()
-        heard.append(ended)
-        told.set()
 
     router = Router(answering(HERE))
     router.reconcile, router.job_ended = Method(reconcile), Method(end)
@@ -256,6 +254,32 @@ async def test_a_router_that_was_away_is_told_of_the_ends_that_it_has_missed(mon
         is_away = False
         await again.wait()
     assert heard == [ended], "once"
+
+
+async def test_missed_ends_come_a_few_at_a_time_until_they_are_heard(monkeypatch):
+    """A call for each of them, of all ingresses at once, would keep a router away that has just come back."""
+    monkeypatch.setattr(placement_client, "RECONCILE_S", 0.02)
+    monkeypatch.setattr(placement_client, "_MOST_AT_ONCE", 2)
+    monkeypatch.setattr(placement_client, "_MOST_UNTOLD", 5)
+    words, lost, idle = [], [1, 3], asyncio.Event()
+
+    async def reconcile(live):
+        words.append([ended.job_id for ended in live.ended])
+        if len(words) in lost:
+            raise ConnectionError
+        if not live.ended:
+            idle.set()
+
+    router = Router(answering(HERE))
+    router.reconcile, router.job_ended = Method(reconcile), Method(dying)
+    client = PlacementClient(router, TIMEOUT_S, Counts())
+    for name in "abcdef":
+        client.job_ended(JobEnded(JobId(name)))
+    client.start()
+    async with asyncio.timeout(5):
+        await idle.wait()
+    assert words == [["b", "c"], ["b", "c"], ["d", "e"], ["d", "e"], ["f"], []], "only five are kept"
+    assert router.job_ended.calls == 6
 
 
 async def test_a_rejected_request_does_not_live():
