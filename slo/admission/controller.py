@@ -18,7 +18,7 @@ from typing import Final
 from slo.admission.backlog import Backlog, Waiting
 from slo.admission.decode_account import DecodeAccount
 from slo.admission.demand import RecentDemand
-from slo.admission.jobs import AdmittedJob
+from slo.admission.jobs import AdmittedJob, AdmittedJobs
 from slo.admission.parts import HARD_LIMIT
 from slo.admission.rules import AdmissionRequest, AdmissionRules
 from slo.admission.share_credit import ShareCredit
@@ -76,7 +76,7 @@ class AdmissionController:
         self._capacity = 0.0
         self._asked_s = -math.inf
         self._demand = RecentDemand(rules.memory_s)
-        self._jobs: dict[JobId, AdmittedJob] = {}
+        self._jobs = AdmittedJobs()
         self._uncounted: dict[JobId, tuple[AdmittedJob, float]] = {}
         """Those that have ended without a word of what they took, and when."""
         self._backlog = Backlog(tiers, tenants.weight)
@@ -221,11 +221,9 @@ class AdmissionController:
         self._hear(asker, now_s)
         gone = {name for name, heard_s in self._heard.items() if now_s - heard_s > _ASKER_GONE_S}
         kept = set(live)
-        ended = [
-            job_id
-            for job_id, job in self._jobs.items()
-            if job.asker in gone or (job.asker == asker and job.number <= asked and job_id not in kept)
-        ]
+        mine = self._jobs.of(asker).items()
+        ended = [job_id for job_id, number in mine if number <= asked and job_id not in kept]
+        ended += [job_id for name in gone for job_id in self._jobs.of(name)]
         for job_id in ended:
             self.ended(job_id, now_s)
         for name in gone:

@@ -44,6 +44,29 @@ def test_nobody_speaks_for_others():
     assert admission.reconcile("ingress", 99, [], 1.0) == []
 
 
+def test_a_word_on_ones_own_requests_looks_at_nobody_elses():
+    looked_at = []
+
+    class Asker(str):
+        __slots__ = ()
+
+        def __eq__(self, other):
+            looked_at.append(other)
+            return str.__eq__(self, other)
+
+        def __hash__(self):
+            looked_at.append(self)
+            return str.__hash__(self)
+
+    admission = controller()
+    for number in range(100):
+        assert admitted(admission, asked(number, Asker("another")))
+    assert admitted(admission, asked(1))
+    looked_at.clear()
+    assert admission.reconcile("ingress", 1, [], 1.0) == ["ingress-1"]
+    assert len(looked_at) < 10
+
+
 def test_who_is_silent_while_others_speak_is_gone_and_its_requests_with_it():
     admission = controller()
     assert admitted(admission, asked(1, "lost"))
