@@ -53,11 +53,12 @@ class ApiKey(NamedTuple):
 class KeyRing:
     """Maps an API key to its tenant in a time that does not depend on how much of a key is right.
 
-    Only digests are kept. With no keys at all every request is `anonymous`.
+    Only digests are kept, and the digest of a guess has nothing in common with that of a key, however much of
+    it is right. With no keys at all every request is `anonymous`.
     """
 
     def __init__(self, keys: Iterable[ApiKey], anonymous: Tenant = ANONYMOUS) -> None:
-        self._keys = list(keys)
+        self._keys = {key.digest: key for key in keys}
         self._anonymous = anonymous
 
     def __len__(self) -> int:
@@ -76,12 +77,7 @@ class KeyRing:
             raise AuthenticationError(
                 "no API key given; send it as 'Authorization: Bearer <key>' or 'x-api-key: <key>'"
             )
-        given = digest(key)
-        found: ApiKey | None = None
-        for known in self._keys:
-            if hmac.compare_digest(known.digest, given):
-                found = known
-        if found is None:
+        if (found := self._keys.get(digest(key))) is None:
             raise AuthenticationError("the API key is not known")
         if now_s >= found.expires_s:
             raise AuthenticationError(f"the API key has expired; tenant {found.tenant.name} needs a new one")

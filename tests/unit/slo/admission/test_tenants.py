@@ -34,3 +34,21 @@ def test_a_key_is_refused_from_its_expiry_on():
     assert ring.tenant("key-of-acme", 99.9).name == "acme"
     with pytest.raises(AuthenticationError, match="has expired; tenant acme"):
         ring.tenant("key-of-acme", 100.0)
+
+
+def test_the_other_keys_are_not_looked_at():
+    """A deployment may have thousands, and each request is held against them."""
+    looked_at = []
+
+    class Known(ApiKey):
+        @property
+        def digest(self):
+            looked_at.append(self[0])
+            return self[0]
+
+    ring = KeyRing([Known(digest(f"key-{number}"), Tenant(f"{number}")) for number in range(100)])
+    looked_at.clear()
+    assert ring.tenant("key-50", 0.0).name == "50"
+    with pytest.raises(AuthenticationError):
+        ring.tenant("key-of-nobody", 0.0)
+    assert len(looked_at) <= 2
