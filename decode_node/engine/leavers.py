@@ -27,7 +27,7 @@ class Leavers:
     """Those of one engine.
 
     Attributes:
-        away: What is remembered of each, by job.
+        away: What is remembered of each, by job, in the order in which they left.
         takes: How many times as long the way to the prefill tier and back is as computing the KV alone. What
             one waits for memory after it, as it would have here, is no part of that.
     """
@@ -45,7 +45,9 @@ class Leavers:
         self._remember(account, account.preemptions_before, account.lost_tokens, now_s)
 
     def _remember(self, account: StreamAccount, preemptions: int, tokens: int, now_s: float) -> None:
-        self.away = {job: away for job, away in self.away.items() if now_s - away.left_s < _AWAY_S}
+        while self.away and now_s - next(iter(self.away.values())).left_s >= _AWAY_S:
+            del self.away[next(iter(self.away))]
+        self.away.pop(account.job, None)  # it is the last to leave, not where it was
         self.away[account.job] = account.leaves(preemptions, tokens, now_s)
 
     def is_back(self, account: StreamAccount, now_s: float) -> bool:

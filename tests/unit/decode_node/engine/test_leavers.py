@@ -51,3 +51,28 @@ def test_one_that_waited_long_before_it_left_is_known_when_it_comes_back():
     leavers.leave(SimpleNamespace(num_computed_tokens=100), waited, 1, 700.0)
     leavers.leave(SimpleNamespace(num_computed_tokens=100), account(0.0, "another"), 1, 701.0)
     assert leavers.is_back(account(702.0), 702.0)
+
+
+def test_those_that_are_away_are_not_looked_at_with_each_that_leaves():
+    looked_at = []
+
+    class Remembered:
+        @property
+        def left_s(self):
+            looked_at.append(self)
+            return 0.0
+
+    leavers = Leavers()
+    for number in range(100):
+        one = SimpleNamespace(job=f"{number}", leaves=lambda *_: Remembered())
+        leavers.leave(SimpleNamespace(num_computed_tokens=100), one, 1, 10.0)
+    assert len(leavers.away) == 100
+    assert len(looked_at) <= 100, "the oldest alone"
+
+
+def test_one_that_leaves_once_more_keeps_nobody_from_being_forgotten():
+    leavers = Leavers()
+    request = SimpleNamespace(num_computed_tokens=100)
+    for job, now_s in (("twice", 0.0), ("once", 1.0), ("twice", 500.0), ("last", 700.0)):
+        leavers.leave(request, account(0.0, job), 1, now_s)
+    assert list(leavers.away) == ["twice", "last"]
