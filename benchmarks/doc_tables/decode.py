@@ -173,15 +173,15 @@ def paced_beside() -> str:
 
 
 def paced_drifting() -> str:
-    """The same arms on a machine that is quicker for some seconds and slower for others."""
+    """The arms on a machine that is quicker for some seconds and slower for others."""
     found = result("cores/paced")["drifting"]
-    drifts = sorted({row["drift"] for row in found})
-    cells: dict[tuple[str, str], list[str]] = {}
+    arms = dict.fromkeys(row["arm"] for row in found)
+    cases: dict[tuple[str, ...], list[str]] = {}
     for row in found:
-        cell = f"{row['premium met']:.0%}, {row['standard met']:.0%}"
-        cells.setdefault((f"{row['rate']:g}", _PACED.get(row["arm"], row["arm"])), []).append(cell)
-    columns = [f"Drift {drift:g}: premium, standard met" for drift in drifts]
-    return markdown(["Requests/s", "", *columns], [[*key, *row] for key, row in cells.items()])
+        case = f"{row['rate']:g}", f"{row['slower'] - 1:.0%}", f"{row['drift']:g}"
+        cases.setdefault(case, []).append(f"{row['premium met']:.0%}, {row['standard met']:.0%}")
+    columns = ["Requests/s", "Steps take longer by", "Drift", *(_PACED.get(arm, arm) for arm in arms)]
+    return markdown(columns, [[*case, *cells] for case, cells in cases.items()])
 
 
 def kept_memory() -> str:

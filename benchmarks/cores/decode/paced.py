@@ -12,7 +12,6 @@ tables and writes results/cores/paced.json:
 from __future__ import annotations
 
 import argparse
-import itertools
 import math
 import re
 import statistics
@@ -48,9 +47,17 @@ MOVED_S: Final = 5e-5
 NOISE: Final = 0.1
 SECONDS: Final = 60.0
 MEASURED: Final = "engines/decode_pace_heavy"
-DRIFTS: Final = (0.0, 0.15, 0.25)
-"""Standard deviations of the logarithm of the drifting machine's speed."""
-DRIFTING_RPS: Final = (8.0, 12.0)
+DRIFTING: Final = (
+    (8.0, 1.0, 0.0),
+    (8.0, 1.0, 0.15),
+    (8.0, 1.0, 0.25),
+    (12.0, 1.0, 0.0),
+    (12.0, 1.0, 0.15),
+    (12.0, 1.0, 0.25),
+    (12.0, 1.15, 0.15),
+    (12.0, 1.3, 0.15),
+)
+"""Requests a second; how many times as long steps take as when objectives were set; drift of the speed."""
 DRIFTING_SEEDS: Final = range(500, 506)
 FIXED_S, STREAM_S, PROMPT_TOKEN_S = 2.3e-3, 1.5e-4, 3e-5
 """About what a step of the measured engine takes, each of its streams, and a token of a prompt."""
@@ -60,6 +67,7 @@ _WAYS: Final[Mapping[str, Callable[[], Way]]] = {
     "no rule": partial(Ours, DEFAULT_TIERS),
     _RULE: partial(InPace, DEFAULT_TIERS),
 }
+DRIFTING_ARMS: Final = ("priorities, cap 6", "priorities, cap 20", "no rule", _RULE)
 _CAPPED: Final = re.compile(r"(?P<priorities>priorities, )?cap (?P<seqs>\d+)")
 
 
@@ -164,17 +172,18 @@ def _engine(fixed_s: float, stream_s: float, prompt_token_s: float) -> PressedSe
 
 
 def while_it_drifts() -> list[dict[str, Any]]:
-    """Each rate, drift and arm, the mean of the seeds."""
-    setup = _engine(FIXED_S, STREAM_S, PROMPT_TOKEN_S)
+    """Each case and arm, the mean of the seeds."""
     kinds = pace.kinds(FIXED_S + STREAM_S)
     rows = []
-    for rate_rps, drift in itertools.product(DRIFTING_RPS, DRIFTS):
-        for arm in ("priorities, cap 6", "priorities, cap 20", "no rule", _RULE):
+    for rate_rps, slower, drift in DRIFTING:
+        setup = _engine(slower * FIXED_S, slower * STREAM_S, slower * PROMPT_TOKEN_S)
+        for arm in DRIFTING_ARMS:
             runs = []
             for seed in DRIFTING_SEEDS:
                 asked = pool_pressure.pressed(pace.offered(25, rate_rps, seed, kinds), kinds)
                 runs.append({"arm": arm, **served(arm, asked, replace(setup, drift=drift, seed=seed))})
-            rows.append({"rate": rate_rps, "drift": drift, "arm": arm, **pressure.mean(runs, "arm")})
+            case = {"rate": rate_rps, "slower": slower, "drift": drift}
+            rows.append({**case, "arm": arm, **pressure.mean(runs, "arm")})
     return rows
 
 
