@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from slo.decode.composition import MARGIN, Composer, Newcomer, chunk_within
+from slo.decode.composition import MARGIN, Composer, Starting, chunk_within
 from slo.decode.step_time import StepShape, StepTimes
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Pace:
             return True
         account, stream = self._book.accounts[request.request_id], self._view.paced(request, now_s, now_s)
         tokens = 0 if account.pulls else request.num_tokens
-        newcomer = Newcomer(
+        newcomer = Starting(
             stream,
             since_s,
             to_come,
@@ -100,6 +100,7 @@ class Pace:
             first_due_s=account.first_due_s,
             prompt_tokens=tokens,
             prompt_steps=-(-tokens // self.most_tokens),
+            is_top=stream.rank == self._view.top_rank,
         )
         paced = [self._view.paced(one, self._clock.ended_s, now_s) for one in others]
         return self._composer.bears(paced, newcomer, now_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from simulator.pressure.decoding import PressedStream
 from simulator.pressure.engine import PressedEngine
 from simulator.pressure.ours import Ours
-from slo.decode.composition import MARGIN, Composer, Newcomer, Paced
+from slo.decode.composition import MARGIN, Composer, Paced, Starting
 from slo.decode.step_time import StepShape, StepTimes
 from slo.tiers import TierSet
 
@@ -60,7 +60,7 @@ class InPace(Ours):
             return True
         now_s, asked = engine.now_s, one.asked
         tokens = 0 if engine.setup.pulls else one.length
-        newcomer = Newcomer(
+        newcomer = Starting(
             self._paced(one, now_s),
             asked.at_s if one.parked_s is None else one.parked_s,
             self.expected(engine, one).remaining,
@@ -68,6 +68,7 @@ class InPace(Ours):
             first_due_s=None if asked.ttft_s is None else asked.at_s + asked.ttft_s,
             prompt_tokens=tokens,
             prompt_steps=-(-tokens // engine.setup.chunk_tokens),
+            is_top=one.rank == self._tiers.top_rank,
         )
         return self._composer.bears([self._paced(other, now_s) for other in others], newcomer, now_s)
 

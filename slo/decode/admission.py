@@ -112,8 +112,8 @@ def starts(
             needs = _needs(parked, waiters, newcomer, room, now_s, is_top=is_top)
         computes = waiters.is_computed_again(parked)
         has_turn = not (room.restores and computes)
-        if needs is None or (has_turn and not (is_top or waiters.is_borne(parked, found))):
-            if is_top:
+        if needs is None or (has_turn and not waiters.is_borne(parked, found)):
+            if is_top and needs is None:
                 break
             is_held = True
             room.is_paced = needs is not None

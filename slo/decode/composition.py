@@ -67,7 +67,7 @@ class Paced(NamedTuple):
     rank: int = 0
 
 
-class Newcomer(NamedTuple):
+class Starting(NamedTuple):
     """A request that waits to start.
 
     Attributes:
@@ -78,6 +78,7 @@ class Newcomer(NamedTuple):
         first_due_s: When that is due; None without an objective for it.
         prompt_tokens: That steps have yet to compute.
         prompt_steps: In how many.
+        is_top: Whether it is of the top tier.
     """
 
     stream: Paced
@@ -87,6 +88,7 @@ class Newcomer(NamedTuple):
     first_due_s: float | None = None
     prompt_tokens: int = 0
     prompt_steps: int = 0
+    is_top: bool = False
 
 
 class _Need(NamedTuple):
@@ -199,19 +201,22 @@ class Composer:
             self._steps += 1
         return self._left_out
 
-    def bears(self, streams: Sequence[Paced], newcomer: Newcomer, now_s: float) -> bool:
+    def bears(self, streams: Sequence[Paced], newcomer: Starting, now_s: float) -> bool:
         """Whether streams bear a newcomer, it has waited for long enough, or it loses its own objective.
 
         They do as long as the tightest objective that can be met stays in reach: steps of that pace have room
         for each stream as often as its own objective wants it, and for those without one as often as nobody
-        is left out.
+        is left out. To one of the top tier all others yield; it waits for its first token alone.
 
         Args:
             streams: Those beside which it starts.
             newcomer: It.
             now_s: Now.
         """
-        if now_s - newcomer.since_s > STARVES_AFTER_S or self._has_room(streams, newcomer.stream):
+        if newcomer.is_top:
+            streams = [one for one in streams if one.rank >= newcomer.stream.rank]
+        starts = newcomer.is_top and newcomer.has_first  # its client waits for the next token
+        if starts or now_s - newcomer.since_s > STARVES_AFTER_S or self._has_room(streams, newcomer.stream):
             return True
         if newcomer.has_first:
             return self._loses_pace(streams, newcomer)
@@ -232,14 +237,14 @@ class Composer:
                 needed_s += 2 * self._times.moved_s / (MOST_IN_A_ROW + 1)
         return needed_s <= step_s
 
-    def _loses_first(self, streams: Sequence[Paced], newcomer: Newcomer, left_s: float) -> bool:
+    def _loses_first(self, streams: Sequence[Paced], newcomer: Starting, left_s: float) -> bool:
         """Whether one that waits a few steps more has its first token too late."""
         step_s = self._times.predict_s(_shape([*streams, newcomer.stream], 0))
         prompt_s = newcomer.prompt_tokens * self._times.prompt_token_s
         needs_s = max(1, newcomer.prompt_steps) * step_s + prompt_s
         return 0 < left_s <= needs_s + CUSHION * step_s
 
-    def _loses_pace(self, streams: Sequence[Paced], newcomer: Newcomer) -> bool:
+    def _loses_pace(self, streams: Sequence[Paced], newcomer: Starting) -> bool:
         """Whether one that waits a few steps more ends too late for its pace."""
         stream = newcomer.stream
         if stream.tpot_s is None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo.decode.composition import MAX_GAP_S, MOST_IN_A_ROW, ROWS, Composer, Newcomer, Paced
+from slo.decode.composition import MAX_GAP_S, MOST_IN_A_ROW, ROWS, Composer, Paced, Starting
 from slo.decode.restore import STARVES_AFTER_S
 from slo.decode.step_time import StepShape, StepTimes
 
@@ -19,7 +19,7 @@ def times(fixed_s=0.005, stream_s=0.001, context_s=0.0, moved_s=0.0):
 
 def bears(composer, streams, tpot_s=None, at_s=1.0):
     """Whether one more of a hundred tokens, that waits since 0 and loses nothing by it, may start."""
-    return composer.bears(streams, Newcomer(Paced("new", 100, tpot_s), 0.0, 50), at_s)
+    return composer.bears(streams, Starting(Paced("new", 100, tpot_s), 0.0, 50), at_s)
 
 
 class Streams:
@@ -259,7 +259,7 @@ def test_who_would_have_its_first_token_too_late_for_waiting(left_s, computes, l
     known._prompt_s = 0.001
     streams = [Paced(f"s{i}", 100, 0.018) for i in range(13)]
     tokens, steps = computes
-    newcomer = Newcomer(Paced("new", 100), 0.0, 50, False, 9.0 + left_s, tokens, steps)
+    newcomer = Starting(Paced("new", 100), 0.0, 50, False, 9.0 + left_s, tokens, steps)
     assert Composer(known).bears(streams, newcomer, 9.0) is loses
 
 
@@ -277,8 +277,24 @@ def test_who_would_have_its_first_token_too_late_for_waiting(left_s, computes, l
 )
 def test_who_would_be_late_in_the_mean_for_waiting(tpot_s, credit_s, to_come, loses):
     streams = [Paced(f"s{i}", 100, 0.018) for i in range(13)]
-    newcomer = Newcomer(Paced("new", 100, tpot_s, credit_s), 0.0, to_come, has_first=True)
+    newcomer = Starting(Paced("new", 100, tpot_s, credit_s), 0.0, to_come, has_first=True)
     assert Composer(times()).bears(streams, newcomer, 9.0) is loses
+
+
+def test_to_one_of_the_top_tier_others_yield_and_it_waits_for_its_first_token_while_its_own_fill_the_pace():
+    composer = Composer(times())
+    top = [Paced(f"s{i}", 100, 0.018, rank=2) for i in range(12)]
+    low = [Paced(f"f{i}", 100, 0.03) for i in range(30)]
+
+    def starts(streams, **newcomer):
+        given = {"to_come": 50, "is_top": True, "first_due_s": 9.0} | newcomer
+        return composer.bears(streams, Starting(Paced("new", 100, 0.018, rank=2), 0.0, **given), 1.0)
+
+    assert starts([*top[:11], *low])
+    assert not starts(top)
+    assert not starts([*top[:11], *low], is_top=False)
+    assert starts(top, first_due_s=1.05), "it would be too late"
+    assert starts(top, has_first=True)
 
 
 @pytest.mark.parametrize("moved_s", [0.0, 0.0002, 0.001, 0.003])
