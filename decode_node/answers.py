@@ -28,8 +28,8 @@ NOT_TAKEN: Final = (ValueError, TypeError, OverflowError)
 """What a renderer or a tokenizer raises for input that it does not take; vLLM answers with 400."""
 REQUEST_FAILED: Final = "engine_error"
 """Type of the error that a replica answers with when its engine fails a request and lives on."""
-NOTHING_ALLOWED: Final = "nothing_allowed"
-"""Type of the error for an answer that its own grammar ends, as it may go on with no token."""
+ENDED_BY_GRAMMAR: Final = "ended_by_grammar"
+"""Type of the error for an answer that its own grammar ends."""
 
 
 class End(NamedTuple):

@@ -29,16 +29,17 @@ from decode_node.carrying import (
     why_bound,
     why_resampled,
 )
+from decode_node.grammars.bounded import TOO_SLOW
 from decode_node.prefill_health import PrefillFailedError
 from decode_node.rendering import LocalReason, is_search
 from decode_node.requests.dropping import MAY_DROP_XARG, WHY_DROPPED, unless_dropped
-from decode_node.requests.leaving import LeftError, may_leave
+from decode_node.requests.leaving import LeftError, ended_with, may_leave
 from decode_node.requests.local_decode import Decode, LocalDecode, Outputs
 from decode_node.requests.only_here import IN_A_SEARCH, Generate, OnlyHere
 from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.placing import Placing
 from decode_node.requests.progress import Progress
-from decode_node.requests.refusals import ENDED_BY_GRAMMAR, not_replaced
+from decode_node.requests.refusals import GRAMMAR_TOO_SLOW, NOTHING_ALLOWED, not_replaced
 from decode_node.requests.remote_prefill import RemotePrefill
 from decode_node.requests.underway import Call, RefusedError, Underway
 from sampling.carried import CARRIED_XARG, Adapter, Carried, draws_of
@@ -327,8 +328,9 @@ class Orchestrator:
         if "abort" in reasons:
             raise run.refuse(self.layer.failed("the engine is ending"))
         if "error" in reasons and params.structured_outputs is not None:
-            # Its grammar has no token that the other parameters allow, here or on any other replica.
-            raise run.refuse(ENDED_BY_GRAMMAR.response())
+            # Its grammar takes too long, or has no token that the other parameters allow, here or elsewhere.
+            is_slow = any(ended_with(one, TOO_SLOW) for one in output.outputs)
+            raise run.refuse((GRAMMAR_TOO_SLOW if is_slow else NOTHING_ALLOWED).response())
 
     async def _go_on_after(self, run: Underway, failure: PrefillFailedError) -> None:
         """Give the run another place after a failure, or refuse it.

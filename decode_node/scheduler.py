@@ -3,7 +3,8 @@
 They run in the EngineCore process of a decode replica. The connector pulls the KV cache of the prompt, and
 the request is then one that has generated its carried tokens and computes the last of them next. It is the
 same whether or not a step is composed while the one before it still runs. Owns, too, whose pull has failed
-where a model's KV cache is in several groups, and which models have no prompt cut into chunks of ours.
+where a model's KV cache is in several groups, which models have no prompt cut into chunks of ours, and that
+an answer ends whose grammar takes too long.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
 
+from decode_node.grammars.bounded import TOO_SLOW, BoundedGrammar
 from kv_transfer.cache_groups import NULL_BLOCK, keep_for_last_token
 from sampling.carried import Carried
 
@@ -40,6 +43,27 @@ class CarryingScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types 
                 # vLLM counts no more cached tokens than the prompt has; more can be cached, or pulled, here.
                 request.prefill_stats = None
         super().add_request(request)
+
+    def _try_promote_blocked_waiting_request(self, request: Request) -> bool:
+        """Whether a request has what it has waited for; if that is its compiled grammar, it is bounded."""
+        has_compiled = request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        is_promoted = bool(super()._try_promote_blocked_waiting_request(request))
+        if has_compiled and is_promoted:
+            structured = request.structured_output_request
+            structured.grammar = BoundedGrammar(structured.grammar)
+        return is_promoted
+
+    def _update_request_with_output(
+        self, request: Request, *args: Any, **kwargs: Any
+    ) -> tuple[list[int], bool]:
+        """What a request has generated, and whether it ends, as it does if its grammar takes too long."""
+        token_ids, has_ended = super()._update_request_with_output(request, *args, **kwargs)
+        structured = request.structured_output_request
+        grammar = None if structured is None else structured.grammar
+        if not has_ended and isinstance(grammar, BoundedGrammar) and grammar.is_too_slow:
+            request.status, request.stop_reason = RequestStatus.FINISHED_ERROR, TOO_SLOW
+            has_ended = True
+        return token_ids, has_ended
 
     def _update_requests_with_invalid_blocks(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from decode_node.answers import NOTHING_ALLOWED, EngineError
+from decode_node.answers import ENDED_BY_GRAMMAR, EngineError
 from slo.errors import EvictionReason, RejectionReason
 from slo.replacement import ReplacementOutcome
 
@@ -31,14 +31,23 @@ _NOT_BEGUN: Final = EngineError(
     RejectionReason.NO_REPLICA.value,
     503,
 )
-ENDED_BY_GRAMMAR: Final = EngineError(
+NOTHING_ALLOWED: Final = EngineError(
     "the answer cannot go on: no token that conforms to what it must conform to is allowed by the "
     "request's other parameters, such as allowed_token_ids, bad_words and min_tokens",
-    NOTHING_ALLOWED,
+    ENDED_BY_GRAMMAR,
     400,
     param="structured_outputs",
 )
-"""Of one whose own grammar ends its answer."""
+"""Of one whose answer may go on with no token."""
+GRAMMAR_TOO_SLOW: Final = EngineError(
+    "the answer was ended before it was complete: finding out which tokens it may go on with took too long; "
+    "write what it must conform to so that a text can be read in one way only (a list as its item repeated, "
+    "not as two lists; no rule that matches nothing beside itself), or ask for a shorter answer",
+    ENDED_BY_GRAMMAR,
+    400,
+    param="structured_outputs",
+)
+"""Of one whose grammar takes the engine too long, see `decode_node.grammars.bounded`."""
 
 
 def not_replaced(outcome: ReplacementOutcome, *, is_begun: bool) -> EngineError | None:

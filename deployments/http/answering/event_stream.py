@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from decode_node.answers import NOTHING_ALLOWED, EngineError, error_in, is_done, parts_of
+from decode_node.answers import ENDED_BY_GRAMMAR, EngineError, error_in, is_done, parts_of
 from deployments.http import errors as http_errors
 from deployments.http.accounting import RequestRecord
 from deployments.http.answering.wording import renamed
@@ -63,7 +63,7 @@ def _late_end(error: EngineError) -> Outcome:
     Unless others or its own grammar have ended it, the server has not kept its word, whatever it is.
     """
     ended = http_errors.ended_by(http_errors.engine_error(error))
-    is_told = ended is Outcome.EVICTED or error.type == NOTHING_ALLOWED
+    is_told = ended is Outcome.EVICTED or error.type == ENDED_BY_GRAMMAR
     return ended if is_told else Outcome.FAILED
 
 

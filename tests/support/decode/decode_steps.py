@@ -6,8 +6,10 @@ from itertools import chain
 
 from real_schedulers import BLOCK
 from vllm import SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
@@ -21,6 +23,7 @@ class Stepped:
         self.scheduler = scheduler
         self.tokens: dict[str, list[int]] = {}
         self.finished: list[str] = []
+        self.reasons: dict[str, FinishReason] = {}
         self.why: dict[str, int | str | None] = {}
         self.preempted: list[str] = []
         self.outputs = []
@@ -34,15 +37,35 @@ class Stepped:
 
         scheduler._preempt_request = counting
 
-    def add(self, name, prompt, max_tokens, *, tier="standard", tpot_s=None, tenant="", tokens=None, **more):
-        """A request; its prompt is a length, of tokens that no other prompt has, or the tokens."""
+    def add(  # noqa: PLR0913 - most have a default
+        self,
+        name,
+        prompt,
+        max_tokens,
+        *,
+        tier="standard",
+        tpot_s=None,
+        tenant="",
+        tokens=None,
+        grammar=None,
+        **more,
+    ):
+        """A request; its prompt is a length, of tokens that no other prompt has, or the tokens.
+
+        Its grammar is one of vLLM's that has been compiled.
+        """
         first = 1000 * (len(self.tokens) + 1)
         ids = list(range(first, first + prompt)) if tokens is None else tokens
         extra = {TIER_XARG: tier, TENANT_XARG: tenant, **more}
         if tpot_s is not None:
             extra[TPOT_XARG] = tpot_s
-        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra)
+        held = None if grammar is None else StructuredOutputsParams(json_object=True)
+        params = SamplingParams(
+            max_tokens=max_tokens, ignore_eos=True, extra_args=extra, structured_outputs=held
+        )
         request = Request(name, ids, params, None, block_hasher=self._hasher)
+        if grammar is not None:
+            request.structured_output_request.grammar = grammar
         self.tokens[name] = []
         self.scheduler.add_request(request)
         return request
@@ -69,6 +92,7 @@ class Stepped:
                 self.tokens[one.request_id] += one.new_token_ids
                 if one.finished:
                     self.finished.append(one.request_id)
+                    self.reasons[one.request_id] = one.finish_reason
                     self.why[one.request_id] = one.stop_reason
         return output
 

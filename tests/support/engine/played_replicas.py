@@ -14,6 +14,7 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from decode_node.answers import Piece
 from decode_node.carrying import SCHEDULER, WORKERS
+from decode_node.grammars.bounded import TOO_SLOW
 from decode_node.orchestrator import Orchestrator
 from decode_node.prefill_health import PrefillFailedError, PrefillWatch
 from decode_node.requests.dropping import DROPPED
@@ -40,6 +41,7 @@ LEAVES = "the engine had no memory for it"
 DROPS = "the engine had none for it for good"
 ABORTS = "the engine is being ended"
 REJECTS = "the engine's grammar rejects the token that was sampled"
+TAKES_LONG = "the engine's grammar has taken too long"
 PROMPT = list(range(100))
 
 
@@ -203,7 +205,7 @@ class Play:
                 return
             if isinstance(one, tuple):  # tokens that nobody has taken yet come with the word that it leaves
                 what, more = one
-                why = DROPPED if what is DROPS else LEFT
+                why = {DROPS: DROPPED, TAKES_LONG: TOO_SLOW}.get(what, LEFT)
                 yield output(more if is_stream else [*whole, *more], error=True, why=why)
                 return
             whole += one

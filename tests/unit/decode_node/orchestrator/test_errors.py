@@ -12,6 +12,8 @@ from played_replicas import (
     RESAMPLED,
     SECOND,
     STREAMED,
+    TAKES_LONG,
+    THIRD,
     WHOLE,
     A,
     D,
@@ -29,7 +31,7 @@ from vllm.exceptions import GenerationError, VLLMValidationError
 from vllm.v1.engine.input_processor import InputProcessor
 
 from benchmarks.harness.tiny_models import build_tiny_llama
-from decode_node.answers import NOTHING_ALLOWED, REQUEST_FAILED, error_response
+from decode_node.answers import ENDED_BY_GRAMMAR, REQUEST_FAILED, error_response
 from decode_node.requests.local_prefills import LocalPrefills
 from decode_node.requests.only_here import admitted
 from slo.request import ENGINE_DIED, TENANT_XARG
@@ -118,14 +120,18 @@ async def test_what_stands_before_the_engine_can_answer_a_request_itself(request
     assert steps.prompts == []
 
 
+@pytest.mark.parametrize(
+    ("ends", "why"),
+    [(REJECTS, "no token that"), ((TAKES_LONG, [THIRD]), "took too long; write what it must")],
+)
 @pytest.mark.parametrize("first", [[], [[FIRST]]], ids=str)
 @pytest.mark.parametrize("way", ["prefilled elsewhere", "computed here", 1, 2])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_answer_that_its_own_grammar_ends_is_the_requests_fault_and_not_placed_again(
-    stream, way, first
+    stream, way, first, ends, why
 ):
     """As where `allowed_token_ids` has nothing that the grammar allows: no other replica has either."""
-    plays = [*first, REJECTS]
+    plays = [*first, ends]
     steps, local, n = Play({A: plays}), LocalPrefills(2), way if isinstance(way, int) else 1
     steps.at_home = plays
     asked = Request(stream=stream, n=n, json_object=True)
@@ -141,5 +147,6 @@ async def test_an_answer_that_its_own_grammar_ends_is_the_requests_fault_and_not
             *pieces, refused = await read(answer)
     assert set(pieces) == ({STREAMED[0]} if stream and first else set())
     error = refused.error
-    assert (error.code, error.type, error.param) == (400, NOTHING_ALLOWED, "structured_outputs")
+    assert (error.code, error.type, error.param) == (400, ENDED_BY_GRAMMAR, "structured_outputs")
+    assert why in error.message
     assert steps.asked == []

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from decode_node.answers import NOTHING_ALLOWED, error_response
+from decode_node.answers import ENDED_BY_GRAMMAR, error_response
 from deployments.http.answering.event_stream import events
 from slo.outcomes import Outcome
 
@@ -13,7 +13,7 @@ ERROR = 'data: {"error": {"message": "it broke", "code": 500}}\n\n'
 DONE = "data: [DONE]\n\n"
 DROPPED = error_response(429, "dropped", "it is promised nothing")
 FAILED = error_response(400, "BadRequestError", "it broke")
-ITS_OWN = error_response(400, NOTHING_ALLOWED, "it cannot go on", "structured_outputs")
+ITS_OWN = error_response(400, ENDED_BY_GRAMMAR, "it cannot go on", "structured_outputs")
 
 
 class Record:
