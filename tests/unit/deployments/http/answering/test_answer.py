@@ -9,7 +9,7 @@ from ray.exceptions import TaskCancelledError
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest, CompletionResponse
 from starlette.responses import StreamingResponse
 
-from decode_node.answers import NOTHING_ALLOWED, error_response
+from decode_node.answers import ENDED_BY_GRAMMAR, error_response
 from deployments.http import errors as http_errors
 from deployments.http.accounting import Identity, RequestRecord
 from deployments.http.answering.answer import generate, respond
@@ -159,7 +159,7 @@ async def test_what_its_replicas_refuse_has_taken_nothing(code, kind, outcome):
     ],
 )
 async def test_a_grammar_that_cannot_be_kept_to_is_named_by_the_field_that_was_sent(begun, body, api, field):
-    refusal = error_response(400, NOTHING_ALLOWED, "it cannot go on", "structured_outputs")
+    refusal = error_response(400, ENDED_BY_GRAMMAR, "it cannot go on", "structured_outputs")
     wording = api and SimpleNamespace(path="", field=api.field_here, events=lambda told: told)
     response = await answered(Record(), *begun, refusal, wording=wording, body=body)
     if begun:
