@@ -32,7 +32,7 @@ from decode_node.scheduler import CarryingScheduler
 from kv_transfer.swap.book import SwapBook
 from slo.decode.drop import overdue
 from slo.decode.output_length import OutputLengths
-from slo.decode.step_time import StepTimes
+from slo.decode.step_time import StepShape, StepTimes
 from slo.decode.victims import TakenBy, Victim, VictimReason
 from telemetry.pressure import PRESSURE_KEY
 
@@ -102,7 +102,8 @@ class PressureScheduler(CarryingScheduler):
     def add_request(self, request: Request) -> None:
         """Queue a request; it brings its tier and its objective."""
         if request.request_id not in self.requests:
-            self._book.open(request, self._leavers, time.monotonic())
+            least_s = self._times.predict_s(StepShape(1, request.num_tokens))
+            self._book.open(request, self._leavers, least_s, time.monotonic())
             self._admission.arrives(request)
         super().add_request(request)
 

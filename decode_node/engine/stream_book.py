@@ -38,10 +38,16 @@ class StreamBook:
         self.paced: set[str] = set()
         self.droppable: set[str] = set()
 
-    def open(self, request: Request, leavers: Leavers, now_s: float) -> None:
-        """A request has arrived; one that had left waits for its memory like those that have stayed."""
+    def open(self, request: Request, leavers: Leavers, least_s: float, now_s: float) -> None:
+        """A request has arrived; one that had left waits for its memory like those that have stayed.
+
+        A TPOT objective of less than `least_s`, a step with the request alone, counts as none: it cannot be
+        met, and others would lose memory and time for it.
+        """
         name = request.request_id
         account = self.accounts[name] = StreamAccount.of(request, now_s)
+        if account.tpot_s is not None and account.tpot_s < least_s:
+            account.tpot_s = None
         if account.first_s is None:
             self.untimed.add(name)
         if account.tpot_s is not None:

@@ -206,15 +206,19 @@ class Composer:
 
         They do as long as the tightest objective that can be met stays in reach: steps of that pace have room
         for each stream as often as its own objective wants it, and for those without one as often as nobody
-        is left out. To one of the top tier all others yield; it waits for its first token alone.
+        is left out. Objectives of lower tiers do not count; to one of the top tier their streams yield, and
+        it waits for its first token alone.
 
         Args:
             streams: Those beside which it starts.
             newcomer: It.
             now_s: Now.
         """
-        if newcomer.is_top:
-            streams = [one for one in streams if one.rank >= newcomer.stream.rank]
+        streams = [
+            one if one.rank >= newcomer.stream.rank else one._replace(tpot_s=None)
+            for one in streams
+            if one.rank >= newcomer.stream.rank or not newcomer.is_top
+        ]
         starts = newcomer.is_top and newcomer.has_first  # its client waits for the next token
         if starts or now_s - newcomer.since_s > STARVES_AFTER_S or self._has_room(streams, newcomer.stream):
             return True

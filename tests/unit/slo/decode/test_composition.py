@@ -297,6 +297,14 @@ def test_to_one_of_the_top_tier_others_yield_and_it_waits_for_its_first_token_wh
     assert starts(top, has_first=True)
 
 
+def test_nobody_waits_for_the_objective_of_a_tier_below_its_own():
+    """Steps with two streams take 7 ms, more than one alone may take that wants 6.5."""
+    composer, usual = Composer(times()), Paced("new", 100, 0.04, rank=1)
+    for rank, starts in ((0, True), (1, False), (2, False)):
+        held = [Paced("held", 100, 0.0065, rank=rank), Paced("usual", 100, 0.04, rank=1)]
+        assert composer.bears(held, Starting(usual, 0.0, 50), 1.0) is starts
+
+
 @pytest.mark.parametrize("moved_s", [0.0, 0.0002, 0.001, 0.003])
 def test_rows_are_so_long_that_moving_streams_pays(moved_s):
     """Four streams want 18 ms; a step with 16 takes 21, and moving one up to three times what it adds."""

@@ -12,7 +12,7 @@ from pressure_steps import (
 from vllm.v1.request import RequestStatus
 
 from slo.decode.restore import STARVES_AFTER_S
-from slo.request import FIRST_DUE_XARG
+from slo.request import FIRST_DUE_XARG, TPOT_XARG
 
 pytestmark = pytest.mark.slow
 
@@ -161,3 +161,15 @@ def test_nobody_is_left_out_while_the_objective_is_kept(stepped):
     one_with_an_objective_beside_others(engine, stream_s=0.001)
     engine.finish()
     assert engine.scheduler._report.figures.skipped == 0
+
+
+def test_an_objective_that_no_step_can_keep_counts_as_none(stepped):
+    """Others would compute again in the smallest chunks for it, and lose their memory in its place."""
+    engine = stepped(2000)
+    knows_steps(engine, fixed_s=0.02, stream_s=0.01)
+    for name, tpot_s in (("out of reach", 0.029), ("in reach", 0.031)):
+        engine.add(name, 20, 60, tier=LOW, **{TPOT_XARG: tpot_s})
+    book = engine.scheduler._book
+    assert [book.accounts[name].tpot_s for name in ("out of reach", "in reach")] == [None, 0.031]
+    assert book.paced == {"in reach"}
+    engine.finish()
