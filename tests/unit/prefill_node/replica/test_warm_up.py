@@ -39,6 +39,7 @@ class FakeEngine:
         self.prompts = []
         self.params = []
         self._tokens, self._step_s, self._seconds = tokens, step_s, seconds
+        self.tokens_of_tries = []
 
     async def completions(self, request, _):
         self.prompts.append(tuple(request.prompt))
@@ -47,7 +48,7 @@ class FakeEngine:
             yield SimpleNamespace(error=SimpleNamespace(message="too long"))
             return
         await asyncio.sleep(self._seconds(request.prompt))
-        for _ in range(self._tokens):
+        for _ in range(self.tokens_of_tries.pop(0) if self.tokens_of_tries else self._tokens):
             await asyncio.sleep(self._step_s)
             yield 'data: {"choices":[{"text":"a"}]}'
         yield "data: [DONE]"
@@ -148,6 +149,16 @@ async def test_a_handoff_is_all_of_the_way_to_prefills_answer_but_the_prefill():
     assert engine.params == [{"remote": "here"}]
     assert list(engine.prompts[0]) == prefill.asked[0].prompt
     assert not prefill.asked[0].stream
+
+
+async def test_a_handoff_whose_tokens_come_at_once_is_measured_again():
+    engine = FakeEngine(tokens=1)
+    with pytest.raises(RuntimeError, match="its 6 tokens came at once, 3 times"):
+        await handoff(engine, FakePrefill(prefill_s=0.03), 300)
+    engine.tokens_of_tries = [1, 4]
+    sample = await handoff(engine, FakePrefill(prefill_s=0.03), 300)
+    assert sample.tokens == 300
+    assert len(engine.prompts) == 3 + 2
 
 
 async def test_a_handoff_that_prefill_refuses_is_an_error():
