@@ -371,7 +371,7 @@ class RouterCore:
         request, replica, tokens, now_s = inquiry.request, choice.replica, inquiry.tokens, inquiry.now_s
         cached_tokens = inquiry.cached.get(replica.replica_id, 0)
         without_s = choice.end_s + wait_s - terms.arrived_s
-        self._promises.placed(request, choice, wait_s, now_s)
+        self._promises.placed(inquiry, choice, wait_s)
         if request.is_admitted:
             self._attempts.placed_again(request.job_id, replica.replica_id)
         tier = request.objective.tier

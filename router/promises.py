@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from router.fleet.decode_replica import DecodeView, Newcomer
 from router.fleet.prefill_replica import PrefillView
-from router.lone_prefills import ExpectedStop, LonePrefills
+from router.lone_prefills import ExpectedStop, Guess, LonePrefills
 from router.messages import JobEnded, PlacementRequested
 from router.placement.policies import Choice
 from slo.decode.output_length import FIRST_GUESS, OutputLengths
@@ -110,33 +110,43 @@ class Promises:
 
     # What it is told.
 
-    def placed(self, request: PlacementRequested, choice: Choice, wait_s: float, now_s: float) -> None:
+    def placed(self, inquiry: Inquiry, choice: Choice, wait_s: float) -> None:
         """A request was placed; its first token may say how long the way takes (`tells_the_way`).
 
         `wait_s` are the seconds that it waits for decode's memory.
         """
+        request, now_s = inquiry.request, inquiry.now_s
         job_id, where = request.job_id, choice.replica.replica_id
         if tells_the_way(request, choice, wait_s):
             self._path_of(request).placed(job_id, choice.end_s - (now_s - request.elapsed_s), now_s)
-            start_by_s = choice.start_s + choice.replica.predictor.handoff_s
+            predictor = choice.replica.predictor
+            start_by_s = choice.start_s + predictor.handoff_s
             stop = None if choice.stops is None else ExpectedStop(choice.stops, start_by_s)
-            if (held_up := self._lone.goes_first(job_id, where, choice.end_s, stop)) is not None:
-                self.forget(held_up)
+            text = None if request.prompt_tokens is not None else (request.tenant, request.prompt_bytes)
+            guess = Guess(predictor, inquiry.tokens, inquiry.cached.get(where, 0), text)
+            if (before := self._lone.goes_first(job_id, where, choice.end_s, stop, guess)) is not None:
+                self.forget(before)
         else:
             self._lone.followed(job_id, where, now_s)
 
     def prefill_reported(self, event: PrefillReported, now_s: float) -> None:
-        """A prefill that was held up where nothing seemed to be in its way says nothing of the way."""
+        """A prefill that was held up where nothing seemed to be in its way says nothing of the way.
+
+        Nor does what it takes longer as there is more of it than was guessed.
+        """
+        corrected = self._lone.corrected(event)
         for path in (self._path, self._path_by_decode):
             path.forget_old(now_s)
+            if corrected is not None:
+                path.corrected(*corrected)
         if (held_up := self._lone.reported(event, now_s)) is not None:
             self.forget(held_up)
 
     def ended(self, ended: JobEnded) -> None:
         """Learn from a request that is over."""
-        self._lone.over(ended.job_id)
+        ttft_s = ended.ttft_s if self._lone.over(ended.job_id) else None
         for path in (self._path, self._path_by_decode):
-            path.ended(ended.job_id, ended.ttft_s)
+            path.ended(ended.job_id, ttft_s)
         if (answered := ended.answered) is not None:
             self._answers.ended(answered.tier, answered.tenant, answered.tokens)
 

@@ -38,6 +38,11 @@ class PathTime:
         if len(self._under_way) > _MAX_UNDER_WAY:
             self._under_way.popitem(last=False)
 
+    def corrected(self, job_id: JobId, by_s: float) -> None:
+        """The prefill of a request has become known to take so much longer than was predicted."""
+        if (placed := self._under_way.get(job_id)) is not None:
+            self._under_way[job_id] = placed[0] + by_s, placed[1]
+
     def ended(self, job_id: JobId, ttft_s: float | None) -> None:
         """A request is over; `ttft_s` is None when it had no first token that was measured."""
         placed = self._under_way.pop(job_id, None)

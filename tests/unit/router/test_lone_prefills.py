@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from small_router import report, runs
+from small_router import LINE, report, runs
 
-from router.lone_prefills import ExpectedStop, LonePrefills
+from router.lone_prefills import ExpectedStop, Guess, LonePrefills
 from slo.request import JobId, ReplicaId
 
 WHERE = ReplicaId("prefill-0")
@@ -117,3 +117,55 @@ def test_nothing_is_kept_of_a_request_that_is_over():
     lone.over(FIRST)
     assert len(lone) == 0
     assert lone.reported(ended(SECOND, still=[first()]), 3.0) is None
+
+
+TEXT = Guess(LINE, 1000, 0, ("acme", 4000))
+CACHED = Guess(LINE, 1000, 800)
+
+
+@pytest.mark.parametrize(
+    ("guess", "told", "longer_s", "is_sure"),
+    [
+        (TEXT, {"learned": (("acme", 4000, 4000),)}, 3.0, True),
+        (TEXT, {"learned": (("acme", 4000, 400),)}, -0.6, True),
+        (TEXT, {"learned": (("acme", 4000, 1500), ("acme", 4000, 9000))}, 0.5, True),
+        (TEXT, {"learned": (("other", 4000, 4000), ("acme", 4001, 4000), ("acme", 4000, 0))}, 0.0, False),
+        (TEXT, {}, 0.0, False),
+        (CACHED, {"hits": ((FIRST, 0),)}, 0.8, True),
+        (CACHED, {"hits": ((FIRST, 800), (FIRST, 0))}, 0.0, True),
+        (CACHED, {"hits": ((SECOND, 0),)}, 0.0, False),
+        (replace(CACHED, cached_tokens=0), {"hits": ((FIRST, 800),)}, -0.8, True),
+        (replace(CACHED, cached_tokens=0), {}, 0.0, True),
+    ],
+    ids=["longer", "shorter", "first", "others", "untold", "evicted", "again", "not its", "warm", "exact"],
+)
+def test_what_a_replica_tells_of_a_prefill_that_was_guessed(guess, told, longer_s, is_sure):
+    lone = LonePrefills()
+    lone.goes_first(FIRST, WHERE, 2.0, guess=guess)
+    its = report(WHERE, first(), running=FIRST, **told)
+    assert lone.corrected(its) == (FIRST, pytest.approx(longer_s))
+    assert lone.corrected(its) == (FIRST, 0.0), "what was told before is no news"
+    assert lone.reported(its, 1.0) is None
+    assert lone.reported(ended(FIRST), 2.0 + longer_s) == (None if is_sure else FIRST)
+
+
+def test_a_request_that_is_over_before_its_replica_has_told_what_it_computed():
+    lone = LonePrefills()
+    lone.goes_first(FIRST, WHERE, 2.0, guess=TEXT)
+    assert not lone.over(FIRST)
+    lone.goes_first(SECOND, WHERE, 2.0, guess=replace(TEXT, text=None))
+    assert lone.over(SECOND)
+
+
+def test_who_shared_the_pass_of_a_prefill_that_was_longer_than_guessed():
+    lone = LonePrefills()
+    lone.goes_first(FIRST, WHERE, 2.0, guess=TEXT)
+    lone.corrected(report(WHERE, first(), running=FIRST, learned=(("acme", 4000, 4000),)))
+    lone.followed(SECOND, WHERE, 3.0)
+    assert lone.reported(ended(FIRST, SECOND), 5.5) == FIRST
+
+
+def test_a_prefill_that_has_not_come_by_the_time_another_goes_first_says_nothing():
+    lone = LonePrefills()
+    lone.goes_first(FIRST, WHERE, 2.0)
+    assert lone.goes_first(SECOND, WHERE, 9.0) == FIRST

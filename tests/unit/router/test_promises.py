@@ -51,6 +51,64 @@ def test_the_way_is_learned_from_requests_that_found_an_idle_replica():
     assert placed.handoff_s == 0.1, "what prefill leaves for the way back is as reported"
 
 
+def text(number, size_bytes=4000, **rest):
+    return replace(request(number, None, **rest), prompt_bytes=size_bytes)
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "cut before it was counted"])
+def test_texts_of_one_tenant_that_are_longer_than_they_seem_change_nothing_for_others(is_told):
+    """A text of 4,000 bytes seems to have 1,000 tokens, and has 4,000."""
+    router = core(prefill=1)
+    for number in range(20):
+        at_s, asked = 10.0 * number, text(number, tenant=f"odd-{number}")
+        placed = router.place(asked, at_s)
+        assert placed.tokens == 1000
+        learned = ((asked.tenant, asked.prompt_bytes, 4000),) if is_told else ()
+        router.prefill_reported(report("prefill-0", runs(number, 4000), learned=learned), at_s + 0.05)
+        router.prefill_reported(report("prefill-0", ended=(asked.job_id,)), at_s + 4.05)
+        router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), at_s + 4.05)
+        router.job_ended(JobEnded(asked.job_id, 4.05), at_s + 4.1)
+    urgent = request("urgent", 100, ttft_s=0.3, explicit=True)
+    placed = router.place(urgent, 200.0)
+    assert isinstance(placed, Placed)
+    assert placed.predicted_ttft_s == pytest.approx(0.1 + (0.05 if is_told else 0.1))
+
+
+def test_prompts_of_which_less_was_cached_than_expected_change_nothing_for_others():
+    router = core(prefill=1)
+    prefix = {"prefix_hashes": tuple(range(30)), "hash_block": 128}
+    router.place(request("first", 4000, **prefix), 0.0)
+    ended = {"hits": ((JobId("job-first"), 0),), "ended": (JobId("job-first"),)}
+    router.prefill_reported(report("prefill-0", **ended), 4.0)
+    for number in range(8):
+        at_s, job = 10.0 + 10.0 * number, JobId(f"job-{number}")
+        placed = router.place(request(number, 4000, **prefix), at_s)
+        assert placed.cached_tokens == 3840
+        hits = ((job, 0),)
+        router.prefill_reported(report("prefill-0", runs(number, 4000), running=job, hits=hits), at_s + 0.05)
+        router.prefill_reported(report("prefill-0", ended=(job,)), at_s + 4.05)
+        router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), at_s + 4.05)
+        router.job_ended(JobEnded(job, 4.05), at_s + 4.1)
+    assert router.place(request("last", 100), 100.0).predicted_ttft_s == pytest.approx(0.1 + 0.05)
+
+
+def test_a_prefill_that_came_so_late_that_another_went_first_says_nothing_of_the_way():
+    """The check of a grammar lies before it, which takes seconds where the grammar is new."""
+    router = core(prefill=1)
+    for number in range(8):
+        at_s, late = 20.0 * number, f"late-{number}"
+        router.place(request(late, 100), at_s)
+        router.prefill_reported(report("prefill-0"), at_s + 6.0)
+        router.place(request(number, 100), at_s + 6.0)
+        router.prefill_reported(report("prefill-0", ended=(JobId(f"job-{number}"),)), at_s + 6.1)
+        router.job_ended(JobEnded(JobId(f"job-{number}"), 0.13), at_s + 6.2)
+        router.prefill_reported(report("prefill-0", runs(late, 100)), at_s + 8.0)
+        router.prefill_reported(report("prefill-0", ended=(JobId(f"job-{late}"),)), at_s + 8.1)
+        router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), at_s + 8.1)
+        router.job_ended(JobEnded(JobId(f"job-{late}"), 8.1), at_s + 8.2)
+    assert router.place(request("last", 100), 160.0).predicted_ttft_s == pytest.approx(0.1 + 0.03)
+
+
 def batch_prompt(router, number, at_s, *, way_s=0.03, urgent=True):
     """One prompt of 8 s that found the replica idle; `urgent` stopped it for 2.4 s in all."""
     name, later = f"batch-{number}", f"urgent-{number}"

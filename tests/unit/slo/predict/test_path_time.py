@@ -60,3 +60,13 @@ def test_requests_that_queued_or_had_no_first_token_say_nothing():
         path.ended(JobId(f"cut-{number}"), None)
         path.ended(JobId(f"cut-{number}"), 9.0)
     assert path.seconds(0.1) == 0.1
+
+
+def test_what_a_prefill_takes_longer_than_was_predicted_is_no_way():
+    path = PathTime()
+    for number, by_s in enumerate([4.0, -0.5] * MIN_SAMPLES):
+        path.placed(JobId(str(number)), 1.0, 0.0)
+        path.corrected(JobId(str(number)), by_s)
+        path.ended(JobId(str(number)), 1.0 + by_s + 0.02)
+        path.corrected(JobId(str(number)), by_s)
+    assert path.seconds(0.1) == pytest.approx(0.02)
