@@ -121,7 +121,7 @@ class RouterCore:
         self._attempts.forget(ended.job_id)
         self._promises.ended(ended)
         self._gate.ended(ended.job_id, now_s, ended.used)
-        self.view.job_ended(ended.job_id)
+        self.view.job_ended(ended.job_id, is_answered=ended.is_answered)
 
     def generated(self, job_id: JobId, tokens: int, now_s: float) -> None:
         """See `AdmissionController.generated`."""
@@ -139,7 +139,7 @@ class RouterCore:
         for job_id in self._gate.reconcile(live, now_s):
             self._attempts.forget(job_id)
             self._promises.forget(job_id)
-            self.view.job_ended(job_id)
+            self.view.job_ended(job_id, is_answered=False)
 
     def decode_demand(self, now_s: float) -> DecodeDemand:
         """What there is to decode on the replicas that are used, what is on its way to them included."""
@@ -375,10 +375,8 @@ class RouterCore:
         if request.is_admitted:
             self._attempts.placed_again(request.job_id, replica.replica_id)
         tier = request.objective.tier
-        replica.add(PlacedJob(request.job_id, tier, tokens, terms.deadline_s, now_s, cached_tokens))
-        if request.prefix_hashes:
-            block_tokens = self.view.block_tokens(request)
-            self.view.prefixes.placed(replica.replica_id, request.prefix_hashes, block_tokens)
+        placed = PlacedJob(request.job_id, tier, tokens, terms.deadline_s, now_s, cached_tokens)
+        self.view.placed_on_prefill(replica, placed, request)
         self.view.placed_on_decode(inquiry.decode, inquiry.newcomer, request, now_s)
         handoff_s = replica.predictor.handoff_s
         predicted_s = without_s + self._promises.path_s(request, handoff_s)

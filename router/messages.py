@@ -138,6 +138,11 @@ class JobEnded(Message):
     used: Usage | None = None
     answered: Answered | None = None
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether anything of an answer came."""
+        return self.ttft_s is not None or self.answered is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Answered:

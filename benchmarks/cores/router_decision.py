@@ -79,7 +79,9 @@ def measure(policy: str, replicas: int, outstanding: int, *, overloaded: bool = 
     core = fleet(policy, replicas, outstanding, rng, overloaded=overloaded)
     if overloaded:
         for number in range(0, replicas, 10):
-            core.view.prefixes.placed(ReplicaId(f"p{number}"), PREFIX, 128)
+            before = JobId(f"before-{number}")
+            core.view.prefixes.placed(ReplicaId(f"p{number}"), before, PREFIX, 128)
+            core.view.prefixes.computed(before)
     times_us = []
     for number in range(PLACEMENTS + 50):
         tier = rng.choice(DEFAULT_TIERS.names)

@@ -1,8 +1,9 @@
 """Which prompt prefixes each prefill replica's KV cache is expected to hold.
 
 Owns a bounded account per replica, the least recently used blocks forgotten first, as a prefix cache evicts
-them. It is fed by placements and corrected by what replicas say. Hashes are the caller's: each stands for
-all of a prompt up to the end of its block, so that equal hashes are equal prefixes.
+them. It is fed by placements and corrected by what replicas say: blocks that nobody computes in the end go,
+and say nothing of what a replica keeps. Hashes are the caller's: each stands for all of a prompt up to the
+end of its block, so that equal hashes are equal prefixes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from router.fleet.block_holders import BlockHolders
-from slo.request import ReplicaId
+from slo.request import JobId, ReplicaId
 
 DEFAULT_CAPACITY_TOKENS: Final = 100_000
 """Of a replica that has not said how much its KV memory holds."""
@@ -24,6 +25,8 @@ _ROUNDED_TOKENS: Final = 128
 """So many are missing where a cache of whole blocks has all that it can have; vLLM's largest block."""
 _ESTIMATED: Final = 0.1
 """By so much of it, the length of a prefix in tokens may be taken for too long."""
+_MAX_UNDER_WAY: Final = 16_384
+"""Prompts beyond this count as computed, the oldest first."""
 
 
 @dataclass(slots=True)
@@ -33,12 +36,30 @@ class _Account:
     Attributes:
         trust: Of its capacity, the fraction that prefixes are believed to have: running prompts take the
             rest.
+        awaited: Blocks that nobody has computed yet, and how many prompts are to compute each.
     """
 
     capacity_tokens: int = DEFAULT_CAPACITY_TOKENS
     trust: float = 1.0
     tokens: float = 0.0
     blocks: OrderedDict[int, float] = field(default_factory=OrderedDict)
+    awaited: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """A prompt that was placed and is not computed yet.
+
+    Attributes:
+        expected_tokens: That were computed when it was placed, and that it is to find cached.
+        blocks: Of it, those that nobody had computed by then.
+        is_started: Whether its replica has said that it computes it.
+    """
+
+    replica_id: ReplicaId
+    expected_tokens: int
+    blocks: tuple[int, ...]
+    is_started: bool = False
 
 
 class PrefixIndex:
@@ -47,6 +68,8 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._accounts: defaultdict[ReplicaId, _Account] = defaultdict(_Account)
         self._holders = BlockHolders()
+        self._under_way: dict[JobId, _UnderWay] = {}
+        """The oldest first."""
 
     def __len__(self) -> int:
         """Blocks that are known of, each counted once for every replica that has it."""
@@ -61,12 +84,57 @@ class PrefixIndex:
         """How many leading blocks of a prompt each replica holds; those with none are left out."""
         return self._holders.leading(hashes)
 
-    def placed(self, replica_id: ReplicaId, hashes: Sequence[int], block_tokens: float) -> None:
-        """A prompt will be computed on a replica, which then holds its blocks."""
+    def placed(
+        self, replica_id: ReplicaId, job_id: JobId, hashes: Sequence[int], block_tokens: float
+    ) -> None:
+        """A prompt will be computed on a replica, which then holds its blocks, and nowhere else any more."""
+        self.withdrawn(job_id)
+        if not hashes:
+            return
         account = self._accounts[replica_id]
+        blocks = tuple([one for one in hashes if one not in account.blocks or one in account.awaited])
+        expected_tokens = int(block_tokens * (hashes.index(blocks[0]) if blocks else len(hashes)))
+        self._under_way[job_id] = _UnderWay(replica_id, expected_tokens, blocks)
+        if len(self._under_way) > _MAX_UNDER_WAY:
+            self.computed(next(iter(self._under_way)))
         for block in reversed(hashes):  # the first blocks are used by most, and go last
             self._add(replica_id, account, block, block_tokens)
+        for block in blocks:
+            account.awaited[block] = account.awaited.get(block, 0) + 1
         self._trim(replica_id, account)
+
+    def started(self, replica_id: ReplicaId, job_id: JobId, cached_tokens: int) -> None:
+        """A replica computes a prompt, of which it had so many tokens cached."""
+        if (one := self._under_way.get(job_id)) is not None and one.replica_id == replica_id:
+            if not one.is_started:
+                self.found(replica_id, one.expected_tokens, cached_tokens)
+            one.is_started = True
+
+    def ended(self, replica_id: ReplicaId, job_id: JobId) -> None:
+        """A prompt is over on a replica, which computed it if it had started."""
+        if (one := self._under_way.get(job_id)) is None or one.replica_id != replica_id:
+            return
+        if one.is_started:
+            self.computed(job_id)
+        else:
+            self.withdrawn(job_id)
+
+    def computed(self, job_id: JobId) -> None:
+        """A prompt has been computed where it was placed."""
+        if (one := self._under_way.pop(job_id, None)) is not None and one.replica_id in self._accounts:
+            for block in one.blocks:
+                self._accounts[one.replica_id].awaited.pop(block, None)
+
+    def withdrawn(self, job_id: JobId) -> None:
+        """A prompt, if it is not computed yet, will not be; its blocks go that nobody else is to compute."""
+        if (one := self._under_way.pop(job_id, None)) is None or one.replica_id not in self._accounts:
+            return
+        account = self._accounts[one.replica_id]
+        for block in one.blocks:
+            if (many := account.awaited.get(block, 0)) > 1:
+                account.awaited[block] = many - 1
+            elif many:
+                self._drop(one.replica_id, account, block)
 
     def found(self, replica_id: ReplicaId, expected_tokens: int, cached_tokens: int) -> None:
         """A prefill has found so many tokens cached where so many were expected.
@@ -112,6 +180,7 @@ class PrefixIndex:
 
     def _drop(self, replica_id: ReplicaId, account: _Account, block: int) -> None:
         account.tokens -= account.blocks.pop(block)
+        account.awaited.pop(block, None)
         if not account.blocks:
             account.tokens = 0.0
         self._holders.remove(replica_id, block)

@@ -136,7 +136,7 @@ class FleetView:
         replica.kv_usage = event.kv_usage
         replica.draining = event.draining
         replica.digest = event.digest
-        self._hear_of_prefixes(replica, event)
+        self._hear_of_prefixes(event)
         gone = set(event.ended)
         jobs = [_reported_job(job, replica.jobs.get(job.job_id), event, now_s) for job in event.jobs]
         known = {job.job_id for job in jobs}
@@ -195,6 +195,12 @@ class FleetView:
         """Whether a replica has the prefill of a request, or it is on its way to one."""
         return any(job_id in replica.jobs for replica in self.prefill.values())
 
+    def placed_on_prefill(self, replica: PrefillView, job: PlacedJob, request: PlacementRequested) -> None:
+        """A request was sent to a prefill replica, on which it will be computed."""
+        replica.add(job)
+        hashes, block_tokens = request.prefix_hashes, self.block_tokens(request)
+        self.prefixes.placed(replica.replica_id, job.job_id, hashes, block_tokens)
+
     def placed_on_decode(
         self, decode: DecodeView, newcomer: Newcomer, request: PlacementRequested, now_s: float
     ) -> None:
@@ -202,8 +208,13 @@ class FleetView:
         decode.placed(newcomer, now_s)
         self.held.placed(decode.replica_id, request.job_id, request.prefix_hashes, self.block_tokens(request))
 
-    def job_ended(self, job_id: JobId) -> None:
-        """Forget a request that ended before or after its replica knew of it."""
+    def job_ended(self, job_id: JobId, *, is_answered: bool) -> None:
+        """Forget a request that ended before or after its replica knew of it.
+
+        If it `is_answered`, at least in part, its prompt has been computed.
+        """
+        if is_answered:
+            self.prefixes.computed(job_id)
         for decode in self.decode.values():
             decode.job_ended(job_id)
         self.held.ended(job_id)
@@ -211,6 +222,7 @@ class FleetView:
 
     def not_for_prefill(self, job_id: JobId) -> None:
         """Forget the prefill of a request that goes on without it."""
+        self.prefixes.withdrawn(job_id)
         for replica in self.prefill.values():
             if replica.remove(job_id) is not None:
                 return
@@ -306,14 +318,15 @@ class FleetView:
             if other is not where and job_id not in other.confirmed:
                 other.remove(job_id)
 
-    def _hear_of_prefixes(self, replica: PrefillView, event: PrefillReported) -> None:
+    def _hear_of_prefixes(self, event: PrefillReported) -> None:
         if not event.caches_prefixes:
             self.prefixes.resize(event.replica_id, 0)
         elif event.kv_tokens:
             self.prefixes.resize(event.replica_id, event.kv_tokens)
         for job_id, cached_tokens in event.hits:
-            if (job := replica.jobs.get(job_id)) is not None:
-                self.prefixes.found(event.replica_id, job.cached_tokens, cached_tokens)
+            self.prefixes.started(event.replica_id, job_id, cached_tokens)
+        for job_id in event.ended:
+            self.prefixes.ended(event.replica_id, job_id)
 
 
 def _reported_job(

@@ -87,6 +87,7 @@ class Dispatch:
     def prefilled(self, job_id: JobId) -> None:
         """A prefill has ended; replicas that report say so themselves."""
         if not self._informs:
+            self._core.view.prefixes.computed(job_id)
             self._core.job_ended(JobEnded(job_id), self._loop.now_s)
 
     def ended(self, job_id: JobId) -> None:

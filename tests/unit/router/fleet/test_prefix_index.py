@@ -4,9 +4,10 @@ from hypothesis import strategies as st
 
 from deployments.http.placing.prefix_hashes import BLOCK_BYTES, BLOCK_TOKENS, MOST_BLOCKS, prefix_hashes
 from router.fleet.prefix_index import PrefixIndex
-from slo.request import ReplicaId
+from slo.request import JobId, ReplicaId
 
 A, B = ReplicaId("a"), ReplicaId("b")
+ONE, TWO, THREE = JobId("1"), JobId("2"), JobId("3")
 
 
 class Body:
@@ -18,8 +19,8 @@ class Body:
 
 def test_leading_blocks_count_until_the_first_gap():
     index = PrefixIndex()
-    index.placed(A, [1, 2, 3], 100)
-    index.placed(B, [1, 9], 100)
+    index.placed(A, ONE, [1, 2, 3], 100)
+    index.placed(B, TWO, [1, 9], 100)
     assert index.cached_blocks([1, 2, 3, 4]) == {A: 3, B: 1}
     assert index.cached_blocks([2, 3]) == {A: 2}
     assert index.cached_blocks([7]) == {}
@@ -29,18 +30,18 @@ def test_leading_blocks_count_until_the_first_gap():
 def test_the_least_recently_used_goes_first_and_of_a_prompt_its_end():
     index = PrefixIndex()
     index.resize(A, 400)
-    index.placed(A, [1, 2], 100)
-    index.placed(A, [3, 4, 5], 100)
+    index.placed(A, ONE, [1, 2], 100)
+    index.placed(A, TWO, [3, 4, 5], 100)
     assert index.cached_blocks([1, 2]) == {A: 1}
-    index.placed(A, [1], 100)
-    index.placed(A, [6, 7], 100)
+    index.placed(A, THREE, [1], 100)
+    index.placed(A, JobId("4"), [6, 7], 100)
     assert index.cached_blocks([1]) == {A: 1}
     assert index.cached_blocks([3, 4, 5]) == {A: 1}
 
 
 def test_a_replica_that_is_gone_has_nothing_cached():
     index = PrefixIndex()
-    index.placed(A, [1, 2, 3], 100)
+    index.placed(A, ONE, [1, 2, 3], 100)
     assert index.cached_blocks([1, 2, 3]) == {A: 3}
     index.forget(A)
     assert index.cached_blocks([1, 2, 3]) == {}
@@ -51,7 +52,7 @@ def test_a_replica_that_is_gone_has_nothing_cached():
 def test_whole_blocks_and_estimated_lengths_are_no_evictions(expected, found):
     index = PrefixIndex()
     index.resize(A, 1000)
-    index.placed(A, range(10), 100)
+    index.placed(A, ONE, range(10), 100)
     for _ in range(50):
         index.found(A, expected, found)
     assert index.tokens_of(A) == 1000
@@ -60,21 +61,21 @@ def test_whole_blocks_and_estimated_lengths_are_no_evictions(expected, found):
 def test_a_replica_that_has_less_than_expected_is_trusted_with_less():
     index = PrefixIndex()
     index.resize(A, 1000)
-    index.placed(A, range(10), 100)
+    index.placed(A, ONE, range(10), 100)
     for _ in range(5):
         index.found(A, expected_tokens=500, cached_tokens=0)
     assert index.tokens_of(A) < 1000
     shrunk = index.tokens_of(A)
     for _ in range(200):
         index.found(A, expected_tokens=500, cached_tokens=500)
-    index.placed(A, range(10), 100)
+    index.placed(A, TWO, range(10), 100)
     assert shrunk < index.tokens_of(A) <= 1000
 
 
 def test_prefills_of_which_nothing_was_expected_win_no_trust_back():
     index = PrefixIndex()
     index.resize(A, 1000)
-    index.placed(A, range(10), 100)
+    index.placed(A, ONE, range(10), 100)
     for _ in range(200):
         index.found(A, expected_tokens=1000, cached_tokens=0)
         for _ in range(10):
@@ -82,10 +83,88 @@ def test_prefills_of_which_nothing_was_expected_win_no_trust_back():
     assert index.tokens_of(A) <= 300
 
 
+def test_blocks_that_are_not_computed_in_the_end_are_not_cached():
+    index = PrefixIndex()
+    index.placed(A, ONE, [1, 2, 3], 100)
+    index.withdrawn(ONE)
+    assert index.cached_blocks([1, 2, 3]) == {}
+    assert index.tokens_of(A) == 0
+
+
+def test_blocks_that_are_computed_stay_whoever_leaves():
+    index = PrefixIndex()
+    index.placed(A, ONE, [1, 2], 100)
+    index.placed(A, TWO, [1, 2, 3], 100)
+    index.computed(ONE)
+    index.placed(A, THREE, [1, 2, 3, 4], 100)
+    index.withdrawn(ONE)
+    index.withdrawn(THREE)
+    assert index.cached_blocks([1, 2, 3, 4]) == {A: 3}, "the second is to compute one more"
+    index.withdrawn(TWO)
+    assert index.cached_blocks([1, 2, 3, 4]) == {A: 2}
+
+
+@pytest.mark.parametrize("is_started", [True, False])
+def test_a_prompt_that_ended_on_its_replica_was_computed_if_it_had_started(is_started):
+    index = PrefixIndex()
+    index.placed(A, ONE, [1, 2, 3], 100)
+    if is_started:
+        index.started(A, ONE, 0)
+    index.ended(B, ONE)
+    index.ended(A, ONE)
+    index.withdrawn(ONE)
+    assert index.cached_blocks([1, 2, 3]) == ({A: 3} if is_started else {})
+
+
+def test_a_prompt_that_is_placed_again_is_computed_there_alone():
+    index = PrefixIndex()
+    index.placed(A, ONE, [1, 2], 100)
+    index.placed(B, ONE, [1, 2], 100)
+    assert index.cached_blocks([1, 2]) == {B: 2}
+    index.started(A, ONE, 0)
+    index.ended(A, ONE)
+    index.placed(A, ONE, [], 0)
+    assert index.cached_blocks([1, 2]) == {}, "without its hashes nobody knows"
+
+
+def test_what_was_to_be_computed_first_and_is_not_there_costs_no_trust():
+    index = PrefixIndex()
+    index.resize(A, 1000)
+    for _ in range(50):
+        index.placed(A, ONE, range(10), 100)
+        index.placed(A, TWO, range(10), 100)
+        index.withdrawn(ONE)
+        index.started(A, TWO, 0)
+        index.withdrawn(TWO)
+    index.placed(A, THREE, range(10), 100)
+    assert index.tokens_of(A) == 1000
+
+
+def test_what_was_computed_and_is_not_there_costs_trust_once():
+    index = PrefixIndex()
+    index.resize(A, 1000)
+    index.placed(A, ONE, range(10), 100)
+    index.computed(ONE)
+    index.placed(A, TWO, [*range(10), 11], 100)
+    for _ in range(50):
+        index.started(A, TWO, 0)
+    assert index.tokens_of(A) == 900
+
+
+def test_prompts_whose_end_is_not_told_are_not_remembered_for_good():
+    index = PrefixIndex()
+    index.placed(A, ONE, [1], 100)
+    for number in range(16_384):
+        index.placed(A, JobId(f"later-{number}"), [2], 100)
+    index.withdrawn(ONE)
+    assert index.cached_blocks([1]) == {A: 1}, "as if it was computed"
+
+
 CHANGES = st.lists(
     st.tuples(
-        st.sampled_from(["placed", "forget", "resize", "found"]),
+        st.sampled_from(["placed", "started", "ended", "computed", "withdrawn", "forget", "resize", "found"]),
         st.sampled_from([A, B]),
+        st.sampled_from([ONE, TWO, THREE]),
         st.lists(st.integers(0, 30), max_size=12, unique=True),
         st.integers(0, 2000),
     ),
@@ -98,10 +177,16 @@ def test_it_stays_within_the_capacity_and_agrees_with_itself(changes):
     index, capacity = PrefixIndex(), {A: 1000, B: 1000}
     index.resize(A, 1000)
     index.resize(B, 1000)
-    for what, replica, blocks, number in changes:
+    for what, replica, job, blocks, number in changes:
         match what:
             case "placed":
-                index.placed(replica, blocks, 100)
+                index.placed(replica, job, blocks, 100)
+            case "started":
+                index.started(replica, job, number)
+            case "ended":
+                index.ended(replica, job)
+            case "computed" | "withdrawn":
+                getattr(index, what)(job)
             case "forget":
                 index.forget(replica)
                 index.resize(replica, capacity[replica])

@@ -1,16 +1,16 @@
-"""What the router makes of silence: of one replica, of all, and of its own."""
+"""What the router makes of silence: of one replica, of all, and of its own; and of prompts taken back."""
 
 import pytest
-from small_router import POLICIES, report, request
+from small_router import POLICIES, core, report, request, runs
 
 from router.core import RouterCore
 from router.fleet.view import RouterLimits
-from router.messages import Placed
+from router.messages import Answered, JobEnded, Placed
 from router.placement.least_harm import LeastHarm
 from slo.errors import RejectionReason
 from slo.reports import DecodeReported
-from slo.request import ReplicaId
-from slo.tiers import PREMIUM
+from slo.request import JobId, ReplicaId
+from slo.tiers import PREMIUM, STANDARD
 
 PREFIX = {"prefix_hashes": (1, 2, 3, 4), "hash_block": 200}
 
@@ -71,3 +71,69 @@ def test_replicas_that_stay_silent_are_forgotten_and_one_that_comes_back_has_wha
     assert set(router.view.decode) == {"decode-0"}
     placed = router.place(request("again", 1000, PREMIUM, **PREFIX), 91.1)
     assert (placed.prefill_replica, placed.cached_tokens) == (where, 800)
+
+
+LONG = {"prefix_hashes": tuple(range(30)), "hash_block": 200}
+
+
+def taken_back(router, number, now_s, *seen):
+    """A long prompt whose client leaves; what its replica reports of it before that."""
+    placed = router.place(request(number, 6000, PREMIUM, **LONG), now_s)
+    for its in seen:
+        router.prefill_reported(its, now_s + 0.1)
+    router.job_ended(JobEnded(JobId(f"job-{number}")), now_s + 0.2)
+    return placed
+
+
+@pytest.mark.parametrize("is_started", [True, False])
+def test_what_is_taken_back_before_it_is_computed_is_not_cached(is_started):
+    router = core(prefill=1)
+    job = JobId("job-0")
+    its = report("prefill-0", runs(0, 6000), running=job, hits=((job, 0),))
+    taken_back(router, 0, 0.0, *([its] if is_started else []))
+    assert router.place(request(1, 6000, PREMIUM, **LONG), 1.0).cached_tokens == 0
+
+
+def test_what_waited_on_its_replica_and_was_taken_back_is_not_cached():
+    """Also where the replica says so first."""
+    router = core(prefill=1)
+    taken_back(
+        router, 0, 0.0, report("prefill-0", runs(0, 6000)), report("prefill-0", ended=(JobId("job-0"),))
+    )
+    assert router.place(request(1, 6000, PREMIUM, **LONG), 1.0).cached_tokens == 0
+
+
+@pytest.mark.parametrize(
+    "ended", [{"ttft_s": 6.1}, {"answered": Answered(STANDARD, "acme", 1)}], ids=["stream", "whole"]
+)
+def test_what_was_answered_is_cached_even_if_its_replica_has_not_said_so(ended):
+    router = core(prefill=1)
+    router.place(request(0, 6000, PREMIUM, **LONG), 0.0)
+    router.job_ended(JobEnded(JobId("job-0"), **ended), 6.2)
+    assert router.place(request(1, 6000, PREMIUM, **LONG), 7.0).cached_tokens == 5999
+
+
+def test_what_decode_computes_instead_is_not_cached():
+    router = core(prefill=1)
+    router.place(request(0, 6000, PREMIUM, **LONG), 0.0)
+    router.not_for_prefill(JobId("job-0"))
+    assert router.place(request(1, 6000, PREMIUM, **LONG), 1.0).cached_tokens == 0
+
+
+def test_prompts_that_are_sent_twice_and_taken_back_cost_a_replica_no_trust():
+    router, kv = core(prefill=1), {"kv_tokens": 8000}
+    router.prefill_reported(report("prefill-0", **kv), 0.0)
+    for number in range(30):
+        at_s, second = 20.0 * number, JobId(f"job-{number}-second")
+        router.place(request(f"{number}-first", 6000, PREMIUM, **LONG), at_s)
+        router.place(request(f"{number}-second", 6000, PREMIUM, **LONG), at_s)
+        router.job_ended(JobEnded(JobId(f"job-{number}-first")), at_s + 0.1)
+        started = {"running": second, "hits": ((second, 0),)}
+        router.prefill_reported(
+            report("prefill-0", runs(f"{number}-second", 6000), **started, **kv), at_s + 0.2
+        )
+        router.job_ended(JobEnded(second), at_s + 0.3)
+        router.prefill_reported(report("prefill-0", ended=(second,), **kv), at_s + 0.4)
+        router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), at_s + 0.4)
+    router.place(request("last", 6000, PREMIUM, **LONG), 600.0)
+    assert router.view.prefixes.tokens_of(ReplicaId("prefill-0")) == 6000

@@ -94,7 +94,7 @@ def test_what_a_tier_promises_is_stretched_and_what_is_never_shed_is_never_late(
 
 def test_one_whose_way_over_decode_is_too_slow_goes_where_its_prefix_is():
     core, prefix = router(), {"prefix_hashes": (1, 2, 3), "hash_block": 16}
-    core.view.prefixes.placed(PREFILL, prefix["prefix_hashes"], 16)
+    core.view.prefixes.placed(PREFILL, JobId("before"), prefix["prefix_hashes"], 16)
     tight = asked(50, objective=Objective(STANDARD, 0.15, None), **prefix)
     assert is_on_decode(core.place(dataclasses.replace(tight), 0.0))
     assert not is_on_decode(core.place(dataclasses.replace(tight, explicit_deadline=True), 0.0))

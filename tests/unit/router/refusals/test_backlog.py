@@ -13,7 +13,7 @@ def test_a_prefix_saves_no_work_while_its_replica_takes_none():
     core, admission = router(replicas=2)
     prefix = {"prefix_hashes": tuple(range(7)), "hash_block": 128}
     assert ask(core, "first", tokens=1000, **prefix).prefill_replica == "prefill-0"
-    report(core, ended=(JobId("first"),), draining=True)
+    report(core, ended=(JobId("first"),), hits=((JobId("first"), 0),), draining=True)
     assert admission.backlog_s(BACKGROUND) == 0
     assert ask(core, "second", tokens=1000, **prefix).prefill_replica == "prefill-1"
     assert admission.backlog_s(BACKGROUND) == pytest.approx(1.0)

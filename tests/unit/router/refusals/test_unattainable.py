@@ -37,7 +37,7 @@ def test_what_is_cached_of_a_prompt_may_bring_its_objective_into_reach():
     core, _ = router()
     prefix = {"prefix_hashes": tuple(range(7)), "hash_block": 128}
     assert ask(core, "first", PREMIUM, tokens=1000, ttft_s=0.5, **prefix).unattainable == ("ttft",)
-    report(core, ended=(JobId("first"),))
+    report(core, ended=(JobId("first"),), hits=((JobId("first"), 0),))
     assert ask(core, "second", PREMIUM, tokens=1000, ttft_s=0.5, **prefix).unattainable == ()
 
 
