@@ -1,1 +1,1 @@
-"""What both tiers do alike when they sample: seeds, and tokens that one engine carries over to another."""
+"""What both tiers do alike when they sample: seeds, carried tokens, requests that are kept apart."""

@@ -1,8 +1,8 @@
 """A vLLM worker whose requests go on from carried tokens, and whose seeds survive chunked prompts.
 
 Wraps a method of the batch of vLLM's first model runner, where every request enters, and has that batch and
-the sampler keep requests apart. The second runner takes a request's generated tokens from the scheduler and
-has seeds that depend on positions alone; it needs nothing.
+the sampler keep requests apart, in what they get and in what they cost. The second runner takes a request's
+generated tokens from the scheduler and has seeds that depend on positions alone; it needs nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from sampling.allowed_tokens import keep_masks_right
 from sampling.carried import Carried
 from sampling.named_logprobs import keep_top_logprobs
 from sampling.seeds import Draw, take_up
+from sampling.thinking import look_at_what_is_new
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -43,6 +44,8 @@ class CarryingWorker:
         batch.add_request = add_request
         keep_masks_right(batch, self.model_runner.requests)
         keep_top_logprobs(self.model_runner.sampler)
+        if (holder := batch.thinking_budget_state_holder) is not None:
+            look_at_what_is_new(holder)
 
 
 def _go_on(state: Any, draw: Draw) -> None:

@@ -1,9 +1,8 @@
 """Each request has the log-probabilities that it asks for, whatever others in vLLM's batch name."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
+from carrying_workers import take_over
 from input_batches import input_batch
 from vllm import SamplingParams
 from vllm.utils import cpu_triton_utils
@@ -11,8 +10,6 @@ from vllm.v1.sample import rejection_sampler
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
-
-from sampling.worker import CarryingWorker
 
 LOGITS = torch.tensor([[5.0, 1, 2, 9, 3, 4, 6, 7, 8, 0], [9.0, 1, 2, 5, 3, 4, 6, 7, 8, 0]])
 NAMES = SamplingParams(temperature=0, logprob_token_ids=[9, 1])
@@ -28,28 +25,10 @@ def batch_for(*asked):
     return batch
 
 
-class StockWorker:
-    """As much of vLLM's as is called."""
-
-    def initialize_from_config(self, kv_cache_config):
-        pass
-
-
-class Worker(CarryingWorker, StockWorker):
-    """Of either tier, once its engine has started."""
-
-    def __init__(self, mode):
-        model = SimpleNamespace(use_fp64_gumbel=False)
-        self.vllm_config = SimpleNamespace(use_v2_model_runner=False, model_config=model)
-        batch, sampler = batch_for(), Sampler(mode)
-        self.model_runner = SimpleNamespace(
-            input_batch=batch, requests={}, sampler=sampler, device=batch.device
-        )
-        self.initialize_from_config(None)
-
-
 def sampler(mode="raw_logprobs"):
-    return Worker(mode).model_runner.sampler
+    made = Sampler(mode)
+    take_over(batch_for(), made)
+    return made
 
 
 def given(made, *asked):
