@@ -14,6 +14,7 @@ import torch
 from sampling.allowed_tokens import keep_masks_right
 from sampling.carried import Carried
 from sampling.named_logprobs import keep_top_logprobs
+from sampling.penalties import count_only_who_asks
 from sampling.seeds import Draw, take_up
 from sampling.thinking import look_at_what_is_new
 
@@ -44,6 +45,7 @@ class CarryingWorker:
         batch.add_request = add_request
         keep_masks_right(batch, self.model_runner.requests)
         keep_top_logprobs(self.model_runner.sampler)
+        count_only_who_asks(self.model_runner.sampler, batch)
         if (holder := batch.thinking_budget_state_holder) is not None:
             look_at_what_is_new(holder)
 
