@@ -32,6 +32,7 @@ from decode_node.carrying import (
 from decode_node.grammars.bounded import TOO_SLOW
 from decode_node.prefill_health import PrefillFailedError
 from decode_node.rendering import LocalReason, is_search
+from decode_node.requests.detokenizing import bound_detokenizers
 from decode_node.requests.dropping import MAY_DROP_XARG, WHY_DROPPED, unless_dropped
 from decode_node.requests.leaving import LeftError, ended_with, may_leave
 from decode_node.requests.local_decode import Decode, LocalDecode, Outputs
@@ -124,6 +125,7 @@ class Orchestrator:
             return here(params, request_id)
 
         client.generate = generate
+        bound_detokenizers(client.output_processor)
         deliver_carried(client.output_processor)
 
     def _through_prefill(
