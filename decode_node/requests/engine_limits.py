@@ -6,8 +6,9 @@ those that an operator can set for vLLM (`VLLM_MAX_BAD_WORDS_TOTAL_TOKENS`, `VLL
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from vllm import envs
 from vllm.exceptions import VLLMValidationError
@@ -16,17 +17,21 @@ from vllm.sampling_params import SamplingParams
 from sampling.engine_limits import MOST_LOGPROB_TOKEN_IDS, MOST_STOP_TOKENS, MOST_TOKEN_IDS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping
+
+_KEPT: Final = 16
+"""Lists of bad words whose number of tokens is kept: all prompts of a request have the same one."""
 
 
 def stand_before(client: Any) -> None:
     """Have vLLM's client refuse what its engine is asked to generate when that is more than it takes."""
     generate, tokenizer = client.generate, client.get_tokenizer()
     vocabulary = client.model_config.get_vocab_size()
+    bad_word_tokens = lru_cache(_KEPT)(partial(_bad_word_tokens, tokenizer))
 
     def checked(prompt: Any, params: SamplingParams, *rest: Any, **options: Any) -> AsyncGenerator[Any, None]:
         refuse_unknown_tokens(prompt, vocabulary)
-        refuse_excess(params, prompt.get("prompt_token_ids") or (), tokenizer)
+        refuse_excess(params, prompt.get("prompt_token_ids") or (), bad_word_tokens)
         answer: AsyncGenerator[Any, None] = generate(prompt, params, *rest, **options)
         return answer
 
@@ -57,8 +62,15 @@ def refuse_unknown_tokens(prompt: Mapping[str, Any], vocabulary: int) -> None:
             )
 
 
-def refuse_excess(params: SamplingParams, prompt_token_ids: Any, tokenizer: Any) -> None:
+def refuse_excess(
+    params: SamplingParams, prompt_token_ids: Any, bad_word_tokens: Callable[[tuple[str, ...]], int]
+) -> None:
     """Refuse parameters that an engine does not take.
+
+    Args:
+        params: Of a request.
+        prompt_token_ids: Of one of its prompts.
+        bad_word_tokens: How many tokens bad words are.
 
     Raises:
         VLLMValidationError: naming the field and the limit.
@@ -70,7 +82,7 @@ def refuse_excess(params: SamplingParams, prompt_token_ids: Any, tokenizer: Any)
         ("stop_token_ids", len(params.all_stop_token_ids), MOST_STOP_TOKENS, "token ids"),
         (
             "bad_words",
-            _bad_word_tokens(params, tokenizer),
+            bad_word_tokens(tuple(params.bad_words or ())),
             envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS,
             "tokens, with and without a blank before each text",
         ),
@@ -86,14 +98,14 @@ def refuse_excess(params: SamplingParams, prompt_token_ids: Any, tokenizer: Any)
         )
 
 
-def _bad_word_tokens(params: SamplingParams, tokenizer: Any) -> int:
+def _bad_word_tokens(tokenizer: Any, bad_words: tuple[str, ...]) -> int:
     """How many tokens a request's bad words are, as vLLM will make them.
 
     Raises:
         VLLMValidationError: There are too many texts, or one that is no token.
     """
-    if not params.bad_words:
+    if not bad_words:
         return 0
-    tried = SamplingParams(bad_words=params.bad_words)
+    tried = SamplingParams(bad_words=list(bad_words))
     tried.update_from_tokenizer(tokenizer)
     return sum(map(len, tried.bad_words_token_ids or ()))

@@ -25,6 +25,7 @@ def client(tmp_path_factory):
 
     class Client:
         asked = 0
+        tokenised = 0
         model_config = ModelConfig(str(model))
 
         def get_tokenizer(self):
@@ -34,7 +35,13 @@ def client(tmp_path_factory):
             self.asked += 1
             yield request_id
 
-    client = Client()
+    client, encode = Client(), tokenizer.encode
+
+    def counted(*args, **kwargs):
+        client.tokenised += 1
+        return encode(*args, **kwargs)
+
+    tokenizer.encode = counted
     engine_limits.stand_before(client)
     return client
 
@@ -81,6 +88,15 @@ async def test_what_ends_an_engine_is_refused(client, given, message):
 )
 async def test_what_does_not_goes_on(client, given):
     assert await answer(client, **given) == ["name"]
+
+
+async def test_the_bad_words_of_several_prompts_are_made_tokens_of_once(client):
+    before = client.tokenised
+    for prompt in (PROMPT, {"type": "token", "prompt_token_ids": [4]}):
+        assert await answer(client, prompt, bad_words=["one", "two"]) == ["name"]
+    assert client.tokenised - before == 4, "each with and without a blank before it"
+    await answer(client, bad_words=["one"])
+    assert client.tokenised - before == 6
 
 
 async def test_a_prompt_has_tokens_that_the_model_knows(client):
