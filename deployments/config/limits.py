@@ -88,12 +88,15 @@ class LimitsConfig(Section):
         64, description="Token ids in `stop_token_ids`."
     )
     max_bad_words: Annotated[int, Field(ge=1, le=MOST_BAD_WORDS)] = Field(
-        64, description="Texts in `bad_words`; vLLM itself allows four in `stop`."
+        64,
+        description="Texts in `bad_words`, four times as many counted once for each answer; vLLM itself "
+        "allows four in `stop`.",
     )
     max_stop_bytes: Count = Field(4096, description="Bytes of all texts in `stop`, and in `bad_words`.")
     max_token_ids: Annotated[int, Field(ge=1, le=MOST_TOKEN_IDS)] = Field(
         MOST_TOKEN_IDS,
-        description="Token ids in `allowed_token_ids` and in `logit_bias`; `logprob_token_ids` may have 128.",
+        description="Token ids in `allowed_token_ids` and in `logit_bias`; `logprob_token_ids` may have 128, "
+        "counted once for each answer.",
     )
     max_output_tokens: Count | None = Field(
         None, description="The largest `max_tokens`; none leaves it to the model's length."

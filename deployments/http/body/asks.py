@@ -37,6 +37,9 @@ _TOKEN_FIELDS: Final = ("allowed_token_ids", "logprob_token_ids", "logit_bias")
 _NOT_CARRIED: Final = ("logprob_token_ids", "thinking_token_budget")
 """What decode alone can heed while it samples, besides grammars."""
 _OUTPUT_FIELDS: Final = ("max_tokens", "max_completion_tokens")
+_ANSWERS_WITH_ALL_BAD_WORDS: Final = 4
+"""How many answers may have as many bad words as a request may name; more have fewer each. At every token the
+engine writes each word of an answer that is one token into its logits by itself."""
 
 
 def refuse_internal_xargs(body: Any) -> None:
@@ -92,10 +95,25 @@ def refuse_excess(body: Any, limits: LimitsConfig) -> None:
         limit = getattr(limits, name)
         if limit is not None and found > limit:
             raise FieldError(field, f"asks for {found} {what}", f"limits.{name} allows {limit}")
-    if (found := len(_listed(body, "logprob_token_ids"))) > MOST_LOGPROB_TOKEN_IDS:
-        problem = f"asks for {found} token ids"
-        raise FieldError("logprob_token_ids", problem, f"give at most {MOST_LOGPROB_TOKEN_IDS}")
+    _refuse_much_of_each_token(body, limits)
     _refuse_long_comparisons(body)
+
+
+def _refuse_much_of_each_token(body: Any, limits: LimitsConfig) -> None:
+    """Refuse what takes vLLM long at each token, by all the answers that it is done for.
+
+    What a named token that is no whole character would add to the text, vLLM finds out by several calls of
+    the tokenizer, on the event loop of the replica.
+    """
+    answers = prompts(body) * answers_per_prompt(body)
+    times = ", counted once for each answer" if answers > 1 else ""
+    if (found := len(_listed(body, "logprob_token_ids")) * answers) > MOST_LOGPROB_TOKEN_IDS:
+        problem = f"asks for {found} token ids{times}"
+        raise FieldError("logprob_token_ids", problem, f"give at most {MOST_LOGPROB_TOKEN_IDS}")
+    most = _ANSWERS_WITH_ALL_BAD_WORDS * limits.max_bad_words
+    if (found := len(_listed(body, "bad_words")) * answers) > most:
+        problem = f"asks for {found} texts{times}"
+        raise FieldError("bad_words", problem, f"limits.max_bad_words allows {most} for all answers")
 
 
 def _refuse_long_comparisons(body: Any) -> None:

@@ -49,6 +49,16 @@ def repetition(longest, times):
             "asks for 129 token ids; give at most 128",
         ),
         (
+            completion(n=8, prompt=["a", "b"], logprobs=1, logprob_token_ids=[1] * 9),
+            "logprob_token_ids",
+            "asks for 144 token ids, counted once for each answer; give at most 128",
+        ),
+        (
+            chat(n=5, bad_words=["a"] * 52),
+            "bad_words",
+            "asks for 260 texts, counted once for each answer; limits.max_bad_words allows 256 for all",
+        ),
+        (
             chat(repetition_detection=repetition(21, 2)),
             "repetition_detection",
             "max_pattern_size of 21; give at",
@@ -114,6 +124,8 @@ def test_large_grammars_are_refused_before_anybody_reads_them(fields, field):
         completion(stop="a" * 4096, bad_words=["a" * 64] * 64, stop_token_ids=[1] * 64),
         chat(stop=["a"] * 4, logit_bias={str(token): 1.0 for token in range(1024)}),
         completion(allowed_token_ids=[1] * 1024, logprobs=128, logprob_token_ids=[1] * 128),
+        completion(n=16, logprobs=1, logprob_token_ids=[1] * 8, bad_words=["a"] * 16),
+        completion(n=2, prompt=["a"] * 2, bad_words=["a"] * 64),
         chat(repetition_detection=repetition(20, 4)),
         completion(repetition_detection=repetition(0, 10**9)),
         chat(tools=[TOOL]),
