@@ -18,6 +18,7 @@ from decode_node.grammars.check import GrammarCheck, TooManyGrammarsError
 from decode_node.orchestrator import Orchestrator
 from decode_node.rendering import LocalReason, Rendered, has_media
 from decode_node.requests.local_prefills import LocalPrefills, TooManyPromptsError
+from decode_node.requests.logprob_limit import LogprobLimit
 from decode_node.requests.only_here import OnlyHere, admitted, too_many
 from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.underway import Amount, Call
@@ -74,6 +75,7 @@ class Answering:
         instruments: Where prompts that prefill cannot take are counted.
         max_model_len: Longest prompt and answer, tokens.
         max_wait_s: Longest wait for the turn of a prompt that only the engine here can compute.
+        logprobs: How many a request may ask for.
         is_alone: Whether it computes all prompts, as the KV cache of no prefill replica can be pulled.
     """
 
@@ -86,6 +88,7 @@ class Answering:
     instruments: Instruments
     max_model_len: int
     max_wait_s: float
+    logprobs: LogprobLimit
     is_alone: Callable[[], bool] = lambda: False
 
     async def answer(self, arrived: Arrived) -> AsyncGenerator[Any, None]:
@@ -117,6 +120,9 @@ class Answering:
         )
         if not isinstance(rendered, Rendered):
             yield rendered
+            return
+        if (many := self.logprobs.refusal(request, rendered)) is not None:
+            yield many
             return
         spans.note({"gen_ai.usage.input_tokens": rendered.input_tokens})
         info = type(arrived.info)(headers=tracing.carrying(arrived.info.headers, spans.traceparent))

@@ -168,7 +168,7 @@ def _local_reason(request: Any, inputs: list[Any]) -> LocalReason | None:
         return LocalReason.SEVERAL_PROMPTS
     if (request.n or 1) > 1 or is_search(request):
         return LocalReason.SEVERAL_SEQUENCES
-    if _prompt_logprobs(request) is not None:
+    if prompt_logprobs(request) is not None:
         return LocalReason.PROMPT_LOGPROBS
     if inputs[0].get("type", "token") != "token" or "prompt_token_ids" not in inputs[0]:
         return LocalReason.NOT_TEXT
@@ -190,7 +190,7 @@ def has_media(request: Any) -> bool:
     )
 
 
-def _prompt_logprobs(request: Any) -> int | None:
+def prompt_logprobs(request: Any) -> int | None:
     """How many log-probabilities vLLM will give of each prompt token; an echo has those of the answer."""
     if request.prompt_logprobs is not None or not request.echo:
         given: int | None = request.prompt_logprobs

@@ -32,6 +32,7 @@ from decode_node.rendering import chars_of, too_much_text
 from decode_node.requests import engine_limits, openai_layer
 from decode_node.requests.local_decode import LocalDecode
 from decode_node.requests.local_prefills import LocalPrefills
+from decode_node.requests.logprob_limit import MAX_LOGPROBS, LogprobLimit
 from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.placing import Placing
 from decode_node.requests.remote_prefill import RemotePrefill
@@ -99,6 +100,7 @@ class DecodeNodeConfig:
         max_prompts: How many it may have to compute; then only those of whom has less than their part.
         max_wait_s: Longest wait of a request for the turn of one that only decode can compute.
         grammars: What compiling a grammar may take.
+        max_logprobs: Log-probabilities that one request may ask for.
         leaves: Whether the prefill tier computes the KV of streams again that lose it here.
         droppable: Tiers whose streams may be ended for lack of memory.
         hung_after_s: Seconds without progress before which its engine does not count as hung.
@@ -119,6 +121,7 @@ class DecodeNodeConfig:
     max_prompts: int = 64
     max_wait_s: float = 120.0
     grammars: GrammarLimits = DEFAULT_LIMITS
+    max_logprobs: int = MAX_LOGPROBS
     leaves: bool = False
     droppable: frozenset[Tier] = frozenset()
     hung_after_s: float = HUNG_AFTER_S
@@ -219,6 +222,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             self._instruments,
             self._max_model_len,
             node.max_wait_s,
+            LogprobLimit.of(node.max_logprobs, client.model_config),
             is_alone=lambda: self._computes_prompts and self._handshakes.failure is not None,
         )
         self._watchdog = EngineWatchdog(client, lambda: self._tap.steps, self._pass_s, node.hung_after_s)

@@ -129,6 +129,7 @@ def _decode_node(config: SlackServeConfig, cores: CorePlan, digest: ModelDigest)
         is_monitored=config.monitor.enabled,
         tracing=config.tracing.options(),
         grammars=GrammarLimits(config.limits.grammar_timeout_s, config.limits.max_grammar_mib),
+        max_logprobs=config.limits.max_logprobs,
         leaves=config.pressure.enabled and config.pressure.reprefill,
         droppable=config.pressure.droppable(tiers),
         hung_after_s=config.decode.hung_after(config.accelerator),

@@ -101,6 +101,11 @@ class LimitsConfig(Section):
     max_output_tokens: Count | None = Field(
         None, description="The largest `max_tokens`; none leaves it to the model's length."
     )
+    max_logprobs: Count = Field(
+        200_000,
+        description="Log-probabilities that one request may ask for, of all its prompts, and of all its "
+        "answers where they are not streamed.",
+    )
     media_domains: tuple[Annotated[str, Field(pattern=r"^[a-z0-9.-]+$")], ...] = Field(
         (),
         description="Hosts from which a multimodal model may fetch what messages name; data: URLs need none.",

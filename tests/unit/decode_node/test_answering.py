@@ -15,6 +15,7 @@ from decode_node.answers import error_response
 from decode_node.grammars.check import GrammarNotCheckedError, TooManyGrammarsError
 from decode_node.rendering import LocalReason, Rendered
 from decode_node.requests.local_prefills import LocalPrefills
+from decode_node.requests.logprob_limit import LogprobLimit
 from decode_node.spans import RequestSpans
 from slo.request import JobId, ReplicaId, RequestContext
 from slo.tiers import STANDARD
@@ -30,6 +31,7 @@ PICTURE = ChatCompletionRequest(
 )
 
 SCHEMA = StructuredOutputsParams(json={"type": "string"})
+LOGPROBS = LogprobLimit(100, vocabulary=200, max_model_len=64)
 CONTEXT = RequestContext(JobId("job"), "request", STANDARD, None, tenant="a")
 INFO = SimpleNamespace(headers={})
 
@@ -44,7 +46,7 @@ class Replica:
         self.ran = []
         self.grammar, self.verdict = grammar, verdict
         self.answering = Answering(
-            self, self, self.local, self, router, Background(), self, 64, wait_s, lambda: is_alone
+            self, self, self.local, self, router, Background(), self, 64, wait_s, LOGPROBS, lambda: is_alone
         )
 
     async def grammar_of(self, request, *, max_model_len):
@@ -182,6 +184,16 @@ async def test_one_too_many_is_refused_unless_it_goes_on_after_a_loss(request_):
     assert (refused.error.code, refused.error.type) == (429, "backlog")
     assert not [step for step, _ in replica.order if step == "here"]
     assert await replica.answer(request_, attempt=100) == ["several_sequences"]
+
+
+@pytest.mark.parametrize("request_", [TEXT, SEVERAL, PICTURE], ids=["text", "several", "picture"])
+async def test_one_that_asks_for_too_many_log_probabilities_goes_no_way(request_):
+    asked = request_.model_copy(update={"prompt_logprobs": 20})
+    replica = Replica(only_here(LocalReason.PROMPT_LOGPROBS))
+    (refused,) = await replica.answer(asked)
+    assert (refused.error.code, refused.error.param) == (400, "prompt_logprobs")
+    assert [step for step, _ in replica.order] == ["rendered"]
+    assert (replica.told, replica.counted) == ([], [])
 
 
 async def test_a_picture_whose_turn_does_not_come_is_refused():

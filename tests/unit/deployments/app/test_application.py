@@ -35,6 +35,12 @@ def test_each_tier_is_told_when_its_engine_has_failed(options, tiny):
 
 
 @pytest.mark.slow
+def test_decode_is_told_how_many_log_probabilities_a_request_may_ask_for(options, tiny):
+    options({"model": tiny, "limits": {"max_logprobs": 5}})
+    assert options.nodes["decode"].max_logprobs == 5
+
+
+@pytest.mark.slow
 def test_decode_is_told_how_many_ranks_prefill_has(options, tiny):
     options({"model": tiny, "accelerator": "cuda", "prefill": {"tensor_parallel_size": 2}})
     assert options.nodes["decode"].prefill_ranks == 2
