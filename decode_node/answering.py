@@ -124,6 +124,7 @@ class Answering:
         if (many := self.logprobs.refusal(request, rendered)) is not None:
             yield many
             return
+        self.logprobs.bound(request, rendered)
         spans.note({"gen_ai.usage.input_tokens": rendered.input_tokens})
         info = type(arrived.info)(headers=tracing.carrying(arrived.info.headers, spans.traceparent))
         call = Call(

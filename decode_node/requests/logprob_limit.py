@@ -43,6 +43,11 @@ class LogprobLimit:
         max_tokens = model.get_diff_sampling_param().get("max_tokens")
         return cls(most, model.get_vocab_size(), model.max_model_len, max_tokens)
 
+    def bound(self, request: Any, rendered: Rendered) -> None:
+        """Have an answer whose request names no length end before it has more than one may ask for."""
+        if (most := self._most_of_each(request, rendered)) is not None:
+            rendered.request.max_tokens = most
+
     def refusal(self, request: Any, rendered: Rendered) -> ErrorResponse | None:
         """The error for a request that asks for more than it may; None for one that does not.
 
@@ -51,6 +56,8 @@ class LogprobLimit:
         of_output = 0 if request.stream else self._of_each(_output_logprobs(request))
         of_prompt = self._of_each(prompt_logprobs(request))
         output_tokens = self._output_tokens(request, rendered)
+        if (most := self._most_of_each(request, rendered)) is not None:
+            output_tokens = most * self._answers(request, rendered)
         prompt_tokens = rendered.input_tokens * (request.n or 1)
         counts = of_output * output_tokens, of_prompt * prompt_tokens
         if sum(counts) <= self.most:
@@ -77,12 +84,28 @@ class LogprobLimit:
 
     def _output_tokens(self, request: Any, rendered: Rendered) -> int:
         """The most tokens that all answers may have together."""
-        n = request.n or 1
-        answers = rendered.prompts * (n if is_search(request) else 1)
-        room = answers * self.max_model_len - n * rendered.input_tokens
-        named = getattr(request, "max_completion_tokens", None) or request.max_tokens
-        of_each = self.max_tokens if named is None else named
+        answers = self._answers(request, rendered)
+        room = answers * self.max_model_len - (request.n or 1) * rendered.input_tokens
+        of_each = self._named(request)
         return room if of_each is None else min(answers * of_each, room)
+
+    def _named(self, request: Any) -> int | None:
+        """The most tokens that an answer may have, where its request or the model says so."""
+        named: int | None = getattr(request, "max_completion_tokens", None) or request.max_tokens
+        return self.max_tokens if named is None else named
+
+    def _answers(self, request: Any, rendered: Rendered) -> int:
+        return rendered.prompts * ((request.n or 1) if is_search(request) else 1)
+
+    def _most_of_each(self, request: Any, rendered: Rendered) -> int | None:
+        """The tokens that an answer may have where its request names none; None where it may have all."""
+        of_output = 0 if request.stream else self._of_each(_output_logprobs(request))
+        if not of_output or self._named(request) is not None:
+            return None
+        most = self.most - self._of_each(prompt_logprobs(request)) * rendered.input_tokens * (request.n or 1)
+        if of_output * self._output_tokens(request, rendered) <= most:
+            return None
+        return max(1, most // (of_output * self._answers(request, rendered)))
 
 
 def _output_logprobs(request: Any) -> int | None:

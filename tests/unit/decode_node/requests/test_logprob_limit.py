@@ -1,5 +1,6 @@
 """How many log-probabilities one request may ask for, of whole answers and of prompts."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -61,7 +62,7 @@ def counted(request, of_prompt=10, limit=LIMIT):
         (completion(echo=True, logprobs=5), 120),
         (completion(echo=True, logprobs=5, max_tokens=0), 60),
         (completion(echo=True, logprobs=5, **STREAM), 60),
-        (chat(), 90),
+        (chat(), 1),
         (chat(logprobs=False), 0),
         (chat(top_logprobs=None), 0),
         (chat(max_tokens=20, top_logprobs=4), 100),
@@ -83,6 +84,24 @@ def test_an_answer_is_as_long_as_there_is_room_for_unless_the_model_ends_it_befo
     assert counted(chat(max_tokens=20), limit=by_default) == 20
 
 
+@pytest.mark.parametrize(
+    ("request_", "max_tokens"),
+    [
+        (chat(top_logprobs=4, n=3), 66),
+        (chat(top_logprobs=4, n=2), None),
+        (chat(top_logprobs=4, n=3, max_tokens=80), 80),
+        (chat(top_logprobs=4, n=3, prompt_logprobs=9), 46),
+        (chat(n=3, **STREAM), None),
+        (chat(n=16, top_logprobs=20, logprob_token_ids=[1] * 128), 1),
+    ],
+)
+def test_an_answer_whose_request_names_no_length_ends_before_it_has_more_than_it_may(request_, max_tokens):
+    """Clients of models with room for 128k tokens ask for log-probabilities and name no length."""
+    made = replace(rendered(request_, of_prompt=10), request=request_.model_copy())
+    LIMIT.bound(request_, made)
+    assert made.request.max_tokens == max_tokens
+
+
 OF_PROMPTS = "11 for each of 100 tokens of prompts, times n"
 LESS = "ask for fewer of each token"
 SHORTER = "give a smaller max_tokens, or have the answer streamed"
@@ -94,7 +113,7 @@ LIMITED = "limits.max_logprobs allows 1000"
     ("request_", "param", "asked", "ways"),
     [
         (
-            chat(n=3, top_logprobs=4),
+            chat(n=3, top_logprobs=4, max_tokens=100),
             "logprobs",
             "1350 log-probabilities, 5 for each of up to 270 tokens of output",
             f"{LESS}, or {SHORTER}",
@@ -138,5 +157,5 @@ def test_by_default_an_answer_of_32k_tokens_with_five_each_passes():
     assert LimitsConfig().max_logprobs == MAX_LOGPROBS
     limit = LogprobLimit(MAX_LOGPROBS, vocabulary=100_000, max_model_len=32_768)
     for top_logprobs, is_refused in ((5, False), (6, True)):
-        asked = chat(top_logprobs=top_logprobs)
+        asked = chat(top_logprobs=top_logprobs, max_tokens=32_768)
         assert (limit.refusal(asked, rendered(asked, 10)) is not None) is is_refused
