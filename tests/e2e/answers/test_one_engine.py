@@ -286,6 +286,15 @@ def message_of(answer):
     return _without_ids({name: said[name] for name in said if name != "id"})
 
 
+def as_told_here(message, max_tokens):
+    """A message of vLLM's server, which does not say of a call that `max_tokens` has cut it; here that is said."""
+    if message.get("stop_reason") == "tool_use" and message["usage"]["output_tokens"] >= max_tokens:
+        return message | {"stop_reason": "max_tokens"}
+    if message.get("ends") == [("tool_use", None)] and message["counts"][-1] >= max_tokens:
+        return message | {"ends": [("max_tokens", None)]}
+    return message
+
+
 @pytest.mark.parametrize(("model", "name", "is_stream"), ways(MESSAGES))
 def test_a_message_is_the_one_of_one_engine(served, stock, model, name, is_stream):
     asked = {"model": model, "messages": ASKED, **MESSAGES[name]}
@@ -297,7 +306,7 @@ def test_a_message_is_the_one_of_one_engine(served, stock, model, name, is_strea
             for client in (served.client(), stock)
         )
     )
-    assert answer == expected
+    assert answer == as_told_here(expected, asked["max_tokens"])
     if "tool" in name:
         assert "tool_use" in str(expected)
 
