@@ -287,7 +287,7 @@ def message_of(answer):
 
 
 def as_told_here(message, max_tokens):
-    """A message of vLLM's server, which does not say of a call that `max_tokens` has cut it; here that is said."""
+    """One of vLLM's server, which does not say of a call that `max_tokens` has cut it; here that is said."""
     if message.get("stop_reason") == "tool_use" and message["usage"]["output_tokens"] >= max_tokens:
         return message | {"stop_reason": "max_tokens"}
     if message.get("ends") == [("tool_use", None)] and message["counts"][-1] >= max_tokens:
