@@ -214,18 +214,17 @@ class Composer:
             newcomer: It.
             now_s: Now.
         """
-        streams = [
-            one if one.rank >= newcomer.stream.rank else one._replace(tpot_s=None)
-            for one in streams
-            if one.rank >= newcomer.stream.rank or not newcomer.is_top
-        ]
-        starts = newcomer.is_top and newcomer.has_first  # its client waits for the next token
-        if starts or now_s - newcomer.since_s > STARVES_AFTER_S or self._has_room(streams, newcomer.stream):
+        if (newcomer.is_top and newcomer.has_first) or now_s - newcomer.since_s > STARVES_AFTER_S:
+            return True  # its client waits for the next token, or it has for long
+        beside = [one for one in streams if one.rank >= newcomer.stream.rank]
+        if not newcomer.is_top:
+            beside += [one._replace(tpot_s=None) for one in streams if one.rank < newcomer.stream.rank]
+        if self._has_room(beside, newcomer.stream):
             return True
         if newcomer.has_first:
-            return self._loses_pace(streams, newcomer)
+            return self._loses_pace(beside, newcomer)
         return newcomer.first_due_s is not None and self._loses_first(
-            streams, newcomer, newcomer.first_due_s - now_s
+            beside, newcomer, newcomer.first_due_s - now_s
         )
 
     def _has_room(self, streams: Sequence[Paced], newcomer: Paced) -> bool:
