@@ -237,8 +237,10 @@ class FleetView:
 
     def decode_memory(self, replicas: Iterable[DecodeView]) -> float:
         """KV memory that is asked for of decode replicas, what waits for it included, in that of one."""
-        to_prefill = set[JobId]().union(*[replica.jobs for replica in self.prefill.values()])
-        return math.fsum(replica.usage_asked(to_prefill) for replica in replicas)
+        asked, to_prefill = [*replicas], set[JobId]()
+        if any(replica.waiting for replica in asked):  # there may be tens of thousands
+            to_prefill.update(*[replica.jobs for replica in self.prefill.values()])
+        return math.fsum(replica.usage_asked(to_prefill) for replica in asked)
 
     def prefill_with_decode(self, now_s: float) -> list[PrefillView]:
         """Of the usable prefill replicas, those of models that usable decode replicas serve."""
