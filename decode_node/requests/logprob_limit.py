@@ -53,12 +53,11 @@ class LogprobLimit:
 
         A streamed answer has no whole, so of its log-probabilities only the prompts' count.
         """
-        of_output = 0 if request.stream else self._of_each(_output_logprobs(request))
-        of_prompt = self._of_each(prompt_logprobs(request))
+        of_output, of_prompt = self._of_output(request), self._of_prompt(request)
         output_tokens = self._output_tokens(request, rendered)
         if (most := self._most_of_each(request, rendered)) is not None:
             output_tokens = most * self._answers(request, rendered)
-        prompt_tokens = rendered.input_tokens * (request.n or 1)
+        prompt_tokens = self._prompt_tokens(request, rendered)
         counts = of_output * output_tokens, of_prompt * prompt_tokens
         if sum(counts) <= self.most:
             return None
@@ -76,6 +75,14 @@ class LogprobLimit:
         field = _output_field(request) if counts[0] >= counts[1] else _prompt_field(request)
         return error_response(BAD_REQUEST, "invalid_request_error", message, field)
 
+    def _of_output(self, request: Any) -> int:
+        """How many each token of output counts for."""
+        return 0 if request.stream else self._of_each(_output_logprobs(request))
+
+    def _of_prompt(self, request: Any) -> int:
+        """How many each token of a prompt counts for."""
+        return self._of_each(prompt_logprobs(request))
+
     def _of_each(self, beside: int | None) -> int:
         """How many a token has, of which so many are beside its own."""
         if beside is None:
@@ -85,7 +92,7 @@ class LogprobLimit:
     def _output_tokens(self, request: Any, rendered: Rendered) -> int:
         """The most tokens that all answers may have together."""
         answers = self._answers(request, rendered)
-        room = answers * self.max_model_len - (request.n or 1) * rendered.input_tokens
+        room = answers * self.max_model_len - self._prompt_tokens(request, rendered)
         of_each = self._named(request)
         return room if of_each is None else min(answers * of_each, room)
 
@@ -94,15 +101,19 @@ class LogprobLimit:
         named: int | None = getattr(request, "max_completion_tokens", None) or request.max_tokens
         return self.max_tokens if named is None else named
 
+    def _prompt_tokens(self, request: Any, rendered: Rendered) -> int:
+        """Of all its prompts, each as often as it has an answer."""
+        return rendered.input_tokens * (request.n or 1)
+
     def _answers(self, request: Any, rendered: Rendered) -> int:
         return rendered.prompts * ((request.n or 1) if is_search(request) else 1)
 
     def _most_of_each(self, request: Any, rendered: Rendered) -> int | None:
         """The tokens that an answer may have where its request names none; None where it may have all."""
-        of_output = 0 if request.stream else self._of_each(_output_logprobs(request))
+        of_output = self._of_output(request)
         if not of_output or self._named(request) is not None:
             return None
-        most = self.most - self._of_each(prompt_logprobs(request)) * rendered.input_tokens * (request.n or 1)
+        most = self.most - self._of_prompt(request) * self._prompt_tokens(request, rendered)
         if of_output * self._output_tokens(request, rendered) <= most:
             return None
         return max(1, most // (of_output * self._answers(request, rendered)))
