@@ -107,6 +107,21 @@ async def test_long_prefills_run_twice_and_short_ones_three_times(monkeypatch):
     assert 0.1 <= samples[1].measured_s < 1.0
 
 
+async def test_a_short_prefill_that_took_as_long_as_a_longer_one_is_measured_again():
+    disturbed = iter([0.0, 0.2, 0.2])
+    engine = FakeEngine(seconds=lambda prompt: 0.05 if len(prompt) > 100 else next(disturbed, 0.01))
+    samples = await probe(engine).warm_up((10, 200))
+    assert samples[0].measured_s < samples[1].measured_s
+    assert [len(prompt) for prompt in engine.prompts] == [10, 200, 10, 10, 200, 200, 10]
+
+
+async def test_prefills_that_take_the_same_are_not_measured_for_ever():
+    engine = FakeEngine(seconds=lambda prompt: 0.02 if len(prompt) > 100 else 0.05)
+    samples = await probe(engine).warm_up((10, 200))
+    assert 0.05 <= samples[0].measured_s < 1
+    assert len(engine.prompts) < 12
+
+
 def test_what_is_measured_is_named(engine):
     about = probe(engine).about(Subject("llama", dtype="auto"))
     assert about.subject == Subject("llama", "cpu", 2, "bfloat16")
