@@ -246,9 +246,13 @@ def _tools(asked: ResponsesRequest) -> dict[str, Any]:
         if not isinstance(tool.parameters, dict | None):
             raise FieldError(f"{field}.parameters", "is not an object", "give a JSON schema")
     tools = construct_tool_dicts(asked.tools, asked.tool_choice)
-    if not tools:
-        return {}
     choice = asked.tool_choice
+    if not tools:
+        if choice not in ("auto", "none"):
+            raise FieldError(
+                "tool_choice", "asks for a call, and there are no tools", "give tools, or leave it out"
+            )
+        return {}
     if isinstance(choice, ToolChoiceFunction):
         return {"tools": tools, "tool_choice": {"type": "function", "function": {"name": choice.name}}}
     if not isinstance(choice, str):

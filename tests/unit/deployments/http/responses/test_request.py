@@ -243,6 +243,8 @@ def test_an_answer_that_was_begun_is_continued():
             },
             "tools",
         ),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "weather"}, "tools": []}, "tool_choice"),
         ({"include": ["file_search_call.results"]}, "include"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, "input"),
