@@ -5,7 +5,7 @@ import random
 from collections import Counter
 
 import pytest
-from engines import random_prompt
+from engines import whole_prompt
 from two_tiers import answer, two_tiers_in
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
@@ -68,7 +68,7 @@ def test_any_sampling_gives_what_one_engine_gives(engines, loop):
     ends = Counter()
     for number in range(REQUESTS):
         prompt, params = (
-            random_prompt(rng.choice([1, 5, 60, 127, 128, 129, 400, 700]), seed=number),
+            whole_prompt(rng.choice([1, 5, 60, 127, 128, 129, 400, 700]), seed=number),
             random_params(rng),
         )
         actual, expected = loop.run(both(tiers, alone, prompt, params, f"alone-{number}"))
@@ -84,7 +84,7 @@ def test_many_at_once(engines, loop):
     tiers, alone = engines
     rng = random.Random(7)
     asked = [
-        (random_prompt(rng.choice([5, 128, 500]), seed=number), random_params(rng)) for number in range(32)
+        (whole_prompt(rng.choice([5, 128, 500]), seed=number), random_params(rng)) for number in range(32)
     ]
 
     async def all_at_once():
@@ -107,7 +107,7 @@ def test_a_failed_pull_repeats_nothing(engines, loop, kind, failures):
         temperature=1.0, seed=3, max_tokens=12, ignore_eos=True, logprobs=2, output_kind=kind
     )
     tiers.failing, before = failures, len(tiers.asked)
-    prompt = random_prompt(300, seed=failures)
+    prompt = whole_prompt(300, seed=failures)
     actual, expected = loop.run(both(tiers, alone, prompt, params, f"failed-{failures}-{kind}"))
     assert actual == expected
     assert len(tiers.asked) - before == failures + 1
@@ -122,7 +122,7 @@ def test_an_answer_goes_on_after_any_of_its_tokens(engines, loop):
     went_on = Counter()
     for number in range(REQUESTS):
         length = rng.choice([5, 100, 127, 128, 250, 500])
-        prompt, params = random_prompt(length, seed=1000 + number), random_params(rng)
+        prompt, params = whole_prompt(length, seed=1000 + number), random_params(rng)
         tokens = {"type": "token", "prompt_token_ids": prompt}
         expected = loop.run(answer(alone.generate(tokens, params.clone(), f"whole-{number}"), params))
         if len(expected[0]) < 2:
@@ -141,7 +141,7 @@ def test_an_answer_goes_on_after_any_of_its_tokens(engines, loop):
 @pytest.mark.parametrize("ends", ["length", "stop_token", "stop_string"])
 def test_an_answer_that_had_ended_is_not_gone_on_with(engines, loop, ends):
     tiers, alone = engines
-    prompt, asked = random_prompt(40, seed=77), len(tiers.asked)
+    prompt, asked = whole_prompt(40, seed=71), len(tiers.asked)
     params = SamplingParams(temperature=0.0, max_tokens=9, output_kind=RequestOutputKind.DELTA)
     whole = loop.run(
         answer(alone.generate({"type": "token", "prompt_token_ids": prompt}, params, ends), params)
@@ -167,7 +167,7 @@ def test_a_grammar_is_sampled_again_by_decode(engines, loop):
         structured_outputs=StructuredOutputsParams(regex="[a-c]{4,8}"),
         output_kind=RequestOutputKind.DELTA,
     )
-    actual, expected = loop.run(both(tiers, alone, random_prompt(50, seed=1), params, "grammar"))
+    actual, expected = loop.run(both(tiers, alone, whole_prompt(50, seed=1), params, "grammar"))
     assert actual == expected
     assert tiers.counted == [{"reason": "grammar"}]
     tiers.counted.clear()
@@ -179,7 +179,7 @@ def test_nothing_stays_behind(engines, loop):
 
     async def at_rest():
         params = SamplingParams(max_tokens=3, temperature=0.0)
-        await answer(tiers.generate(random_prompt(5), params), params)
+        await answer(tiers.generate(whole_prompt(5), params), params)
         for _ in range(100):
             await asyncio.sleep(0.1)
             # Only possible while no request holds a block.

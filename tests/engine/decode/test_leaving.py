@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from engines import random_prompt
+from engines import whole_prompt
 from two_tiers import answer, two_tiers_in
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
@@ -54,7 +54,7 @@ async def short_ones_first(tiers):
     """From a tenant of whom nothing else is known: long ones are not expected, and too many are admitted."""
     tiers.tenant = f"tenant-{len(tiers.asked)}"
     for number in range(4):
-        early = [(random_prompt(20, seed=100 * number + one), short()) for one in range(8)]
+        early = [(whole_prompt(20, seed=100 * number + one), short()) for one in range(8)]
         await asyncio.gather(*[answer(tiers.generate(prompt, how), how) for prompt, how in early])
 
 
@@ -68,7 +68,7 @@ async def all_at_once(tiers, asked):
 
 def test_answers_are_those_of_an_engine_with_enough_memory(engines, loop):
     tiers, alone = engines
-    asked = [(random_prompt(90 + 5 * number, seed=number), params(number)) for number in range(12)]
+    asked = [(whole_prompt(90 + 5 * number, seed=number), params(number)) for number in range(12)]
     answers, left = loop.run(all_at_once(tiers, asked))
     assert left > 0, "nobody has left"
     prompts = [prompt for prompt, _ in asked]
@@ -95,7 +95,7 @@ def check_logprobs(actual, expected):
 
 def test_what_cannot_be_carried_stays(engines, loop):
     tiers, _ = engines
-    asked = [(random_prompt(100, seed=number), params(number, stop=["\x00 never"])) for number in range(10)]
+    asked = [(whole_prompt(100, seed=number), params(number, stop=["\x00 never"])) for number in range(10)]
     answers, left = loop.run(all_at_once(tiers, asked))
     assert left == 0
     assert [len(tokens) for tokens, *_ in answers] == [250] * 10
@@ -103,7 +103,7 @@ def test_what_cannot_be_carried_stays(engines, loop):
 
 def test_one_that_is_dropped_ends_with_an_error_and_the_others_are_answered(engines, loop):
     tiers, _ = engines
-    asked = [(random_prompt(100, seed=number), params(number, stop=["\x00 never"])) for number in range(10)]
+    asked = [(whole_prompt(100, seed=number), params(number, stop=["\x00 never"])) for number in range(10)]
 
     async def half_of_them_may_be():
         await short_ones_first(tiers)
@@ -122,7 +122,7 @@ def test_one_that_is_dropped_ends_with_an_error_and_the_others_are_answered(engi
     assert [len(tokens) for tokens, *_ in (one for one in ended if one not in dropped)] == [250] * (
         10 - len(dropped)
     )
-    after = [(random_prompt(300, seed=number), short()) for number in range(5)]
+    after = [(whole_prompt(300, seed=number), short()) for number in range(5)]
     answers, _ = loop.run(all_at_once(tiers, after))
     assert [len(tokens) for tokens, *_ in answers] == [4] * 5, "there is memory again"
 
@@ -137,7 +137,7 @@ def test_a_client_that_leaves_meanwhile_leaves_nothing_behind(engines, loop):
             waiting.set()
             await asyncio.sleep(0.2)
 
-        asked = [(random_prompt(100, seed=number), params(3 * number + 1)) for number in range(10)]
+        asked = [(whole_prompt(100, seed=number), params(3 * number + 1)) for number in range(10)]
         await short_ones_first(tiers)
         before = len(tiers.asked)
         streams = [asyncio.create_task(answer(tiers.generate(prompt, how), how)) for prompt, how in asked]
@@ -150,7 +150,7 @@ def test_a_client_that_leaves_meanwhile_leaves_nothing_behind(engines, loop):
 
     ended = loop.run(leaves_with_it())
     assert all(isinstance(one, asyncio.CancelledError) or one for one in ended)
-    after = [(random_prompt(300, seed=number), short()) for number in range(5)]
+    after = [(whole_prompt(300, seed=number), short()) for number in range(5)]
     answers, _ = loop.run(all_at_once(tiers, after))
     assert [len(tokens) for tokens, *_ in answers] == [4] * 5
     assert all(stop_reason != LEFT for *_, stop_reason, _ in answers)
@@ -158,7 +158,7 @@ def test_a_client_that_leaves_meanwhile_leaves_nothing_behind(engines, loop):
 
 def test_one_whose_new_kv_cannot_be_pulled_is_prefilled_once_more(engines, loop):
     tiers, alone = engines
-    asked = [(random_prompt(100 + number, seed=40 + number), params(4 * number)) for number in range(10)]
+    asked = [(whole_prompt(100 + number, seed=40 + number), params(4 * number)) for number in range(10)]
     no_router = tiers.replace.remote
 
     async def the_next_address_is_wrong(request):

@@ -25,6 +25,7 @@ COMPILED = {
     "enforce_eager": False,
 }
 """For an engine whose passes are compiled in pieces."""
+_A_LETTER = 83
 
 
 @dataclass
@@ -229,3 +230,8 @@ def random_prompt(length, seed=None, vocabulary=250):
     """Tokens that no other prompt begins with."""
     rng = random.Random(seed)
     return [rng.randrange(vocabulary) for _ in range(length)]
+
+
+def whole_prompt(length, seed=None):
+    """Random tokens and a letter: behind half a character, vLLM's answer begins with all of the prompt."""
+    return [*random_prompt(length - 1, seed), _A_LETTER]
