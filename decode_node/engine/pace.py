@@ -103,7 +103,10 @@ class Pace:
             is_top=stream.rank == self._view.top_rank,
         )
         paced = [self._view.paced(one, self._clock.ended_s, now_s) for one in others]
-        return self._composer.bears(paced, newcomer, now_s)
+        computing = [
+            one.num_tokens - one.num_computed_tokens for one in self._view.running if one.is_prefill_chunk
+        ]
+        return self._composer.bears(paced, newcomer, now_s, min(self.most_tokens, sum(computing)))
 
     def leaves_out(self, now_s: float) -> frozenset[str]:
         """Whom the next step leaves out for the sake of the others' pace; asked once for each."""

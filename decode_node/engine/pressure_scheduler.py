@@ -102,7 +102,7 @@ class PressureScheduler(CarryingScheduler):
     def add_request(self, request: Request) -> None:
         """Queue a request; it brings its tier and its objective."""
         if request.request_id not in self.requests:
-            least_s = self._times.predict_s(StepShape(1, request.num_tokens))
+            least_s = self._times.at_best_s(StepShape(1, request.num_tokens))
             self._book.open(request, self._leavers, least_s, time.monotonic())
             self._admission.arrives(request)
         super().add_request(request)

@@ -41,8 +41,8 @@ class StreamBook:
     def open(self, request: Request, leavers: Leavers, least_s: float, now_s: float) -> None:
         """A request has arrived; one that had left waits for its memory like those that have stayed.
 
-        A TPOT objective of less than `least_s`, a step with the request alone, counts as none: it cannot be
-        met, and others would lose memory and time for it.
+        A TPOT objective of less than `least_s`, a step with the request alone on a machine that is no slower
+        than usual, counts as none: it cannot be met, and others would lose memory and time for it.
         """
         name = request.request_id
         account = self.accounts[name] = StreamAccount.of(request, now_s)

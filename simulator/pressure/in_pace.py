@@ -70,7 +70,9 @@ class InPace(Ours):
             prompt_steps=-(-tokens // engine.setup.chunk_tokens),
             is_top=one.rank == self._tiers.top_rank,
         )
-        return self._composer.bears([self._paced(other, now_s) for other in others], newcomer, now_s)
+        computing = sum([lacks for one in engine.running if (lacks := one.length - one.computed) > 1])
+        paced = [self._paced(other, now_s) for other in others]
+        return self._composer.bears(paced, newcomer, now_s, min(engine.setup.chunk_tokens, computing))
 
     def _paced(self, one: PressedStream, now_s: float) -> Paced:
         token_s = self._left_out.get(one, now_s)

@@ -2,7 +2,8 @@
 
 Pure: an engine, real or in virtual time, says who waits and what is there, and is asked about one of them
 only when it is its turn. Nobody passes one that is held back, but those of the top tier for whom memory is
-kept.
+kept. One of the top tier that its own tier's pace does not bear holds nobody else back: it has its memory,
+and gains nothing by others' waiting.
 """
 
 from __future__ import annotations
@@ -110,17 +111,21 @@ def starts(
             break
         if needs is None:
             needs = _needs(parked, waiters, newcomer, room, now_s, is_top=is_top)
-        computes = waiters.is_computed_again(parked)
-        has_turn = not (room.restores and computes)
-        if needs is None or (has_turn and not waiters.is_borne(parked, found)):
-            if is_top and needs is None:
+        if needs is None:
+            if is_top:
                 break
             is_held = True
-            room.is_paced = needs is not None
             continue
-        # Also to one that waits for its turn alone.
+        computes = waiters.is_computed_again(parked)
+        has_turn = not (room.restores and computes)
+        is_slow = has_turn and not waiters.is_borne(parked, found)
+        room.is_paced = room.is_paced or is_slow
+        if is_slow and not is_top:
+            is_held = True
+            continue
+        # Also to one that waits for its turn alone, or of the top tier for its pace.
         room.give(newcomer, needs, is_top=is_top, is_kept_for=is_kept_for)
-        if has_turn:
+        if has_turn and not is_slow:
             room.restores = room.restores or computes
             found.append(parked)
     return found

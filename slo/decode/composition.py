@@ -201,7 +201,9 @@ class Composer:
             self._steps += 1
         return self._left_out
 
-    def bears(self, streams: Sequence[Paced], newcomer: Starting, now_s: float) -> bool:
+    def bears(
+        self, streams: Sequence[Paced], newcomer: Starting, now_s: float, prompt_tokens: int = 0
+    ) -> bool:
         """Whether streams bear a newcomer, it has waited for long enough, or it loses its own objective.
 
         They do as long as the tightest objective that can be met stays in reach: steps of that pace have room
@@ -213,6 +215,7 @@ class Composer:
             streams: Those beside which it starts.
             newcomer: It.
             now_s: Now.
+            prompt_tokens: What else the next step computes.
         """
         if (newcomer.is_top and newcomer.has_first) or now_s - newcomer.since_s > STARVES_AFTER_S:
             return True  # its client waits for the next token, or it has for long
@@ -221,10 +224,12 @@ class Composer:
             beside += [one._replace(tpot_s=None) for one in streams if one.rank < newcomer.stream.rank]
         if self._has_room(beside, newcomer.stream):
             return True
+        # Steps until then may have everybody.
+        step_s = self._times.predict_s(_shape([*streams, newcomer.stream], prompt_tokens))
         if newcomer.has_first:
-            return self._loses_pace(beside, newcomer)
+            return _loses_pace(newcomer, step_s)
         return newcomer.first_due_s is not None and self._loses_first(
-            beside, newcomer, newcomer.first_due_s - now_s
+            newcomer, step_s, newcomer.first_due_s - now_s
         )
 
     def _has_room(self, streams: Sequence[Paced], newcomer: Paced) -> bool:
@@ -240,21 +245,11 @@ class Composer:
                 needed_s += 2 * self._times.moved_s / (MOST_IN_A_ROW + 1)
         return needed_s <= step_s
 
-    def _loses_first(self, streams: Sequence[Paced], newcomer: Starting, left_s: float) -> bool:
+    def _loses_first(self, newcomer: Starting, step_s: float, left_s: float) -> bool:
         """Whether one that waits a few steps more has its first token too late."""
-        step_s = self._times.predict_s(_shape([*streams, newcomer.stream], 0))
         prompt_s = newcomer.prompt_tokens * self._times.prompt_token_s
         needs_s = max(1, newcomer.prompt_steps) * step_s + prompt_s
         return 0 < left_s <= needs_s + CUSHION * step_s
-
-    def _loses_pace(self, streams: Sequence[Paced], newcomer: Starting) -> bool:
-        """Whether one that waits a few steps more ends too late for its pace."""
-        stream = newcomer.stream
-        if stream.tpot_s is None:
-            return False
-        step_s = self._times.predict_s(_shape([*streams, stream], 0))
-        gains_s = newcomer.to_come * (stream.tpot_s - min(step_s, MARGIN * stream.tpot_s))
-        return 0 < stream.credit_s + gains_s <= CUSHION * step_s
 
     def _own_s(self, context: int) -> float:
         """What a stream adds to each step that it is in."""
@@ -336,6 +331,15 @@ class Composer:
                 saved_s += saves_s
         moves_s = 2 * self._times.moved_s * len(chosen)
         return _Row(steps, frozenset(chosen), saved_s, wanted_s, moves_s, need)
+
+
+def _loses_pace(newcomer: Starting, step_s: float) -> bool:
+    """Whether one that waits a few steps more ends too late for its pace."""
+    stream = newcomer.stream
+    if stream.tpot_s is None:
+        return False
+    gains_s = newcomer.to_come * (stream.tpot_s - min(step_s, MARGIN * stream.tpot_s))
+    return 0 < stream.credit_s + gains_s <= CUSHION * step_s
 
 
 def _is_in_danger(stream: Paced, full_s: float) -> bool:

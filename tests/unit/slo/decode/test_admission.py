@@ -118,8 +118,17 @@ def test_one_of_the_top_tier_is_within_what_is_kept_with_what_others_do_not_hold
 def test_who_slows_the_others_down_holds_back_whoever_comes_after_it():
     ordered = [newcomer("a"), newcomer("b")]
     assert names(ordered, room(held=ONE_RUNS), Waiters(slow=frozenset("a"))) == []
-    ordered = [newcomer("a", PREMIUM), newcomer("b")]
-    assert names(ordered, room(held=ONE_RUNS), Waiters(slow=frozenset("a"))) == []
+    ordered = [newcomer("a", PREMIUM), newcomer("b"), robbed("c")]
+    assert names(ordered, room(held=ONE_RUNS), Waiters(slow=frozenset("b"))) == ["a"]
+
+
+def test_one_of_the_top_tier_that_waits_for_its_pace_has_its_memory_and_holds_nobody_back():
+    ordered, waiters = [newcomer("a", PREMIUM), newcomer("b"), robbed("c")], Waiters(slow=frozenset("a"))
+    there = room(held=ONE_RUNS)
+    assert names(ordered, there, waiters) == ["b", "c"]
+    assert there.is_paced
+    assert names(ordered, room(tokens=350, held=ONE_RUNS), waiters) == ["b"], "a's memory is not given away"
+    assert names(ordered, room(places=1), waiters) == [], "nor its place"
 
 
 def test_places_that_are_kept_are_for_the_top_tier():

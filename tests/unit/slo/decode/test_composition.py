@@ -297,6 +297,17 @@ def test_to_one_of_the_top_tier_others_yield_and_it_waits_for_its_first_token_wh
     assert starts(top, has_first=True)
 
 
+def test_steps_until_a_first_token_is_due_may_have_everybody_and_a_prompt():
+    known = times()
+    known._prompt_s = 0.001
+    top = [Paced(f"s{i}", 100, 0.018, rank=2) for i in range(12)]
+    low = [Paced(f"f{i}", 100, rank=1) for i in range(60)]
+    newcomer = Starting(Paced("new", 100, 0.018, rank=2), 0.0, 50, first_due_s=1.15, is_top=True)
+    assert not Composer(known).bears(top, newcomer, 1.0)
+    assert Composer(known).bears([*top, *low], newcomer, 1.0), "the next would be the last in time"
+    assert Composer(known).bears(top, newcomer, 1.0, prompt_tokens=100)
+
+
 def test_nobody_waits_for_the_objective_of_a_tier_below_its_own():
     """Steps with two streams take 7 ms, more than one alone may take that wants 6.5."""
     composer, usual = Composer(times()), Paced("new", 100, 0.04, rank=1)

@@ -78,6 +78,17 @@ def test_nothing_is_known_at_first():
     assert times.predict_s(StepShape(5, 100)) == 0.0
 
 
+def test_what_a_step_takes_at_best_leaves_out_that_the_machine_is_slower_now():
+    shape, times = StepShape(1, 1000), learned(shapes(7))
+    assert times.at_best_s(shape) == 0, "too little is known"
+    times = learned(shapes(600))
+    for factor in (2, 0.5):
+        for slow in shapes(40, prompts=False, seed=4):
+            times.observe(slow, factor * seconds(slow))
+        assert times.predict_s(shape) == pytest.approx(factor * seconds(shape), rel=0.2)
+        assert times.at_best_s(shape) == pytest.approx(min(factor, 1) * seconds(shape), rel=0.2)
+
+
 def test_it_follows_a_machine_that_gets_slower():
     times = learned(shapes(2000))
     for shape in shapes(3000, seed=4):
