@@ -97,16 +97,16 @@ class RecentDemand:
         if work_s <= 0:
             return 0.0
         sizes = sorted(self._sizes[tier].get(tenant, {}).values(), key=lambda size: size.of_each)
-        wanted = fraction * math.fsum(size.work for size in sizes)
-        squares = math.fsum(size.squares for size in sizes)
-        # The largest are refused as far as may be.
-        while sizes and wanted * sizes[-1].of_each > most * squares:
-            largest = sizes.pop()
-            wanted -= most * largest.work
-            squares -= largest.squares
-        if not sizes:
+        if fraction >= most or not sizes:
             return most if fraction > 0 else 0.0
-        return min(most, wanted / squares * work_s)
+        wanted = fraction * math.fsum(size.work for size in sizes)
+        per_s = wanted / math.fsum(size.squares for size in sizes)
+        # The largest are refused as far as may be, and the others the more for it. What is left of others
+        # beside one that is nearly all may be nothing but rounding, and takes nothing back.
+        while len(sizes) > 1 and per_s * sizes[-1].of_each > most:
+            wanted -= most * sizes.pop().work
+            per_s = max(per_s, wanted / math.fsum(size.squares for size in sizes))
+        return min(most, per_s * work_s)
 
     def _rescale(self, factor: float) -> None:
         self._refused *= factor

@@ -117,3 +117,14 @@ def test_what_was_withdrawn_counts_for_no_size():
     demand.arrived(PREMIUM, "a", 100.0, 1.0)
     demand.withdrawn(PREMIUM, "a", 100.0, 1.0)
     assert demand.chance(PREMIUM, "a", 0.1, 0.5, 0.8) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("fraction", [0.8, math.nextafter(0.8, 0.0)], ids=["all that may be", "nearly"])
+def test_a_flood_is_refused_as_far_as_may_be_whatever_little_came_long_before_it(fraction):
+    """The earlier request has less work than what rounding takes from that of the flood."""
+    for number in range(100):
+        demand, work_s = RecentDemand(memory_s=20.0), 1.0 + number / 128
+        demand.arrived(PREMIUM, "a", 0.01, 0.0)
+        for tenth in range(50):
+            demand.arrived(PREMIUM, "a", work_s, 900.0 + tenth / 10)
+        assert demand.chance(PREMIUM, "a", work_s, fraction, 0.8) == pytest.approx(0.8)
