@@ -7,10 +7,13 @@ stands for all of the prompt up to the end of its block. What the router makes o
 
 from __future__ import annotations
 
+import json
 from array import array
 from dataclasses import dataclass
 from hashlib import blake2b, sha256
 from typing import Any, Final
+
+from deployments.http.body.values import plain
 
 BLOCK_TOKENS: Final = 128
 BLOCK_BYTES: Final = 512
@@ -19,6 +22,8 @@ MOST_BLOCKS: Final = 1024
 """131,072 tokens, the context of many models; what is cached beyond them counts as work to do. A block takes
 about a microsecond."""
 _DIGEST_BYTES: Final = 8
+_OF_THE_BEGINNING: Final = ("documents", "chat_template_kwargs", "reasoning_effort", "add_special_tokens")
+"""What changes how a rendered prompt begins, by the template of some model; none of it is hashed as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +40,13 @@ NO_PREFIX: Final = PrefixHashes()
 def prefix_hashes(body: Any) -> PrefixHashes:
     """Hash the prompt of a chat or text completion; of a chat, after `asks.materialise`.
 
-    Of several prompts in one request none is hashed; a list of one is that prompt. Prompts with different
-    `cache_salt`, or for different models, have nothing in common.
+    Of several prompts in one request none is hashed; a list of one is that prompt. Nor is one that may be
+    cut: vLLM keeps its end unless asked for its beginning, and how much is left shows once there are tokens.
+    Prompts with different `cache_salt`, for different models, or rendered otherwise, have nothing in common.
     """
-    salt = f"{body.model or ''}\0{getattr(body, 'cache_salt', None) or ''}".encode()
+    if getattr(body, "truncate_prompt_tokens", None) is not None:
+        return NO_PREFIX
+    salt = _salt(body)
     if hasattr(body, "messages"):
         return PrefixHashes(_chained(salt, _chat_text(body), BLOCK_BYTES), BLOCK_BYTES)
     prompt = body.prompt
@@ -51,6 +59,13 @@ def prefix_hashes(body: Any) -> PrefixHashes:
         tokens = array("q", prompt[: MOST_BLOCKS * BLOCK_TOKENS])
         return PrefixHashes(_chained(salt, tokens.tobytes(), BLOCK_TOKENS * tokens.itemsize), BLOCK_TOKENS)
     return NO_PREFIX
+
+
+def _salt(body: Any) -> bytes:
+    """All that has to be alike in two requests, beside the text, for their prompts to begin alike."""
+    names = ("model", "cache_salt", *_OF_THE_BEGINNING)
+    given = {name: plain(getattr(body, name, None)) or None for name in names}
+    return json.dumps(given, sort_keys=True).encode()
 
 
 def _chained(salt: bytes, data: bytes, block_bytes: int) -> tuple[int, ...]:

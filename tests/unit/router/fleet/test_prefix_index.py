@@ -2,7 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.http.placing.prefix_hashes import BLOCK_BYTES, BLOCK_TOKENS, MOST_BLOCKS, prefix_hashes
+from deployments.http.placing.prefix_hashes import (
+    BLOCK_BYTES,
+    BLOCK_TOKENS,
+    MOST_BLOCKS,
+    NO_PREFIX,
+    prefix_hashes,
+)
 from router.fleet.prefix_index import PrefixIndex
 from slo.request import JobId, ReplicaId
 
@@ -251,3 +257,38 @@ def test_a_prompt_in_a_list_of_its_own_is_that_prompt(prompt):
     assert alone.hashes
     assert prefix_hashes(Body(prompt=[prompt])) == alone
     assert prefix_hashes(Body(prompt=[prompt, prompt])).hashes == ()
+
+
+@pytest.mark.parametrize("cut", [{}, {"truncation_side": "left"}, {"truncation_side": "right"}])
+@pytest.mark.parametrize("most", [-1, 10, 100_000])
+def test_a_prompt_that_may_be_cut_has_no_prefix_that_is_known(most, cut):
+    turns = [{"role": "user", "content": "u" * 1200}]
+    for body in (Body(prompt="x" * 1200), Body(prompt=[*range(300)]), Body(messages=turns)):
+        assert prefix_hashes(body).hashes
+        body.__dict__.update(cut, truncate_prompt_tokens=most)
+        assert prefix_hashes(body) == NO_PREFIX
+
+
+@pytest.mark.parametrize(
+    "rendered",
+    [
+        {"documents": [{"title": "a", "text": "b"}]},
+        {"chat_template_kwargs": {"enable_thinking": False}},
+        {"reasoning_effort": "high"},
+        {"add_special_tokens": True},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+@pytest.mark.parametrize("prompt", [{"prompt": "x" * 600}, {"messages": [{"content": "x" * 600}]}])
+def test_prompts_that_are_rendered_otherwise_have_nothing_in_common(prompt, rendered):
+    hashes = prefix_hashes(Body(**prompt, **rendered)).hashes
+    assert hashes
+    assert hashes == prefix_hashes(Body(**prompt, **rendered)).hashes
+    assert not {*hashes} & {*prefix_hashes(Body(**prompt)).hashes}
+
+
+def test_the_order_of_a_templates_variables_makes_no_other_prompt():
+    one, other = ({"a": 1, "b": [2]}, {"b": [2], "a": 1})
+    bodies = [Body(prompt="x" * 600, chat_template_kwargs=given) for given in (one, other)]
+    assert prefix_hashes(bodies[0]) == prefix_hashes(bodies[1])
+    assert prefix_hashes(Body(prompt="x" * 600, documents=[])) == prefix_hashes(Body(prompt="x" * 600))
