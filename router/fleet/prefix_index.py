@@ -1,9 +1,9 @@
 """Which prompt prefixes each prefill replica's KV cache is expected to hold.
 
 Owns a bounded account per replica, the least recently used blocks forgotten first, as a prefix cache evicts
-them. It is fed by placements and corrected by what replicas say: blocks that nobody computes in the end go,
-and say nothing of what a replica keeps. Hashes are the caller's: each stands for all of a prompt up to the
-end of its block, so that equal hashes are equal prefixes.
+them. It is fed by placements and corrected by what replicas say: blocks that nobody has computed yet stand
+apart, have nothing forgotten that was computed, and go if nobody computes them in the end. Hashes are the
+caller's: each stands for all of a prompt up to the end of its block, so that equal hashes are equal prefixes.
 """
 
 from __future__ import annotations
@@ -30,20 +30,46 @@ _MAX_UNDER_WAY: Final = 16_384
 
 
 @dataclass(slots=True)
+class _Blocks:
+    """Blocks and the tokens of each, the least recently used first.
+
+    Attributes:
+        tokens: Of all of them.
+    """
+
+    tokens: float = 0.0
+    of_each: OrderedDict[int, float] = field(default_factory=OrderedDict)
+
+    def add(self, block: int, tokens: float) -> None:
+        """A block is used."""
+        self.tokens += tokens - self.of_each.get(block, 0.0)
+        self.of_each[block] = tokens
+        self.of_each.move_to_end(block)
+
+    def drop(self, block: int) -> None:
+        """A block that is here goes."""
+        self.tokens -= self.of_each.pop(block)
+        if not self.of_each:
+            self.tokens = 0.0
+
+
+@dataclass(slots=True)
 class _Account:
-    """The blocks of one replica with their tokens, the least recently used first.
+    """The blocks of one replica, each of them either computed or awaited.
 
     Attributes:
         trust: Of its capacity, the fraction that prefixes are believed to have: running prompts take the
             rest.
-        awaited: Blocks that nobody has computed yet, and how many prompts are to compute each.
+        computed: Blocks that the replica has.
+        awaited: Blocks that nobody has computed yet: of as many tokens at most, beside the others.
+        askers: Of those, how many prompts are to compute each.
     """
 
     capacity_tokens: int = DEFAULT_CAPACITY_TOKENS
     trust: float = 1.0
-    tokens: float = 0.0
-    blocks: OrderedDict[int, float] = field(default_factory=OrderedDict)
-    awaited: dict[int, int] = field(default_factory=dict)
+    computed: _Blocks = field(default_factory=_Blocks)
+    awaited: _Blocks = field(default_factory=_Blocks)
+    askers: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -51,14 +77,18 @@ class _UnderWay:
     """A prompt that was placed and is not computed yet.
 
     Attributes:
+        hashes: Its blocks.
+        block_tokens: Tokens of each.
         expected_tokens: That were computed when it was placed, and that it is to find cached.
-        blocks: Of it, those that nobody had computed by then.
+        awaited: Of its blocks, those that nobody had computed by then.
         is_started: Whether its replica has said that it computes it.
     """
 
     replica_id: ReplicaId
+    hashes: Sequence[int]
+    block_tokens: float
     expected_tokens: int
-    blocks: tuple[int, ...]
+    awaited: Sequence[int]
     is_started: bool = False
 
 
@@ -73,12 +103,19 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         """Blocks that are known of, each counted once for every replica that has it."""
-        return sum(len(account.blocks) for account in self._accounts.values())
+        return sum(
+            len(blocks.of_each)
+            for account in self._accounts.values()
+            for blocks in (account.computed, account.awaited)
+        )
 
     def tokens_of(self, replica_id: ReplicaId) -> float:
-        """Tokens that a replica is expected to hold; never more than its capacity."""
+        """Tokens that a replica is expected to hold, those included that it is still to compute.
+
+        Of either kind never more than its capacity.
+        """
         account = self._accounts.get(replica_id)
-        return 0.0 if account is None else account.tokens
+        return 0.0 if account is None else account.computed.tokens + account.awaited.tokens
 
     def cached_blocks(self, hashes: Sequence[int]) -> dict[ReplicaId, int]:
         """How many leading blocks of a prompt each replica holds; those with none are left out."""
@@ -91,16 +128,15 @@ class PrefixIndex:
         self.withdrawn(job_id)
         if not hashes:
             return
-        account = self._accounts[replica_id]
-        blocks = tuple([one for one in hashes if one not in account.blocks or one in account.awaited])
-        expected_tokens = int(block_tokens * (hashes.index(blocks[0]) if blocks else len(hashes)))
-        self._under_way[job_id] = _UnderWay(replica_id, expected_tokens, blocks)
-        if len(self._under_way) > _MAX_UNDER_WAY:
+        if len(self._under_way) >= _MAX_UNDER_WAY:
             self.computed(next(iter(self._under_way)))
-        for block in reversed(hashes):  # the first blocks are used by most, and go last
-            self._add(replica_id, account, block, block_tokens)
-        for block in blocks:
-            account.awaited[block] = account.awaited.get(block, 0) + 1
+        account = self._accounts[replica_id]
+        awaited = [one for one in hashes if one not in account.computed.of_each]
+        expected_tokens = int(block_tokens * (hashes.index(awaited[0]) if awaited else len(hashes)))
+        self._under_way[job_id] = _UnderWay(replica_id, hashes, block_tokens, expected_tokens, awaited)
+        for block in reversed(awaited):  # the first blocks are used by most, and go last
+            account.askers[block] = account.askers.get(block, 0) + 1
+            self._add(replica_id, account.awaited, block, block_tokens)
         self._trim(replica_id, account)
 
     def started(self, replica_id: ReplicaId, job_id: JobId, cached_tokens: int) -> None:
@@ -120,21 +156,26 @@ class PrefixIndex:
             self.withdrawn(job_id)
 
     def computed(self, job_id: JobId) -> None:
-        """A prompt has been computed where it was placed."""
-        if (one := self._under_way.pop(job_id, None)) is not None and one.replica_id in self._accounts:
-            for block in one.blocks:
-                self._accounts[one.replica_id].awaited.pop(block, None)
+        """A prompt has been computed where it was placed, and the replica has used all its blocks."""
+        if (one := self._under_way.pop(job_id, None)) is None:
+            return
+        account = self._accounts[one.replica_id]
+        for block in reversed(one.hashes):
+            if account.askers.pop(block, 0):
+                account.awaited.drop(block)
+            self._add(one.replica_id, account.computed, block, one.block_tokens)
+        self._trim(one.replica_id, account)
 
     def withdrawn(self, job_id: JobId) -> None:
         """A prompt, if it is not computed yet, will not be; its blocks go that nobody else is to compute."""
-        if (one := self._under_way.pop(job_id, None)) is None or one.replica_id not in self._accounts:
+        if (one := self._under_way.pop(job_id, None)) is None:
             return
         account = self._accounts[one.replica_id]
-        for block in one.blocks:
-            if (many := account.awaited.get(block, 0)) > 1:
-                account.awaited[block] = many - 1
+        for block in one.awaited:
+            if (many := account.askers.get(block, 0)) > 1:
+                account.askers[block] = many - 1
             elif many:
-                self._drop(one.replica_id, account, block)
+                self._drop(one.replica_id, account, account.awaited, block)
 
     def found(self, replica_id: ReplicaId, expected_tokens: int, cached_tokens: int) -> None:
         """A prefill has found so many tokens cached where so many were expected.
@@ -163,24 +204,24 @@ class PrefixIndex:
         """A replica is gone, and its cache with it."""
         account = self._accounts.pop(replica_id, None)
         if account is not None:
-            for block in [*account.blocks]:
-                self._drop(replica_id, account, block)
+            for blocks in (account.computed, account.awaited):
+                for block in [*blocks.of_each]:
+                    self._drop(replica_id, account, blocks, block)
             self._holders.forget(replica_id)
-
-    def _add(self, replica_id: ReplicaId, account: _Account, block: int, tokens: float) -> None:
-        account.tokens += tokens - account.blocks.get(block, 0.0)
-        account.blocks[block] = tokens
-        account.blocks.move_to_end(block)
-        self._holders.add(replica_id, block)
+        for job_id in [job_id for job_id, one in self._under_way.items() if one.replica_id == replica_id]:
+            del self._under_way[job_id]
 
     def _trim(self, replica_id: ReplicaId, account: _Account) -> None:
         limit = account.capacity_tokens * account.trust
-        while account.tokens > limit and account.blocks:
-            self._drop(replica_id, account, next(iter(account.blocks)))
+        for blocks in (account.computed, account.awaited):
+            while blocks.tokens > limit and blocks.of_each:
+                self._drop(replica_id, account, blocks, next(iter(blocks.of_each)))
 
-    def _drop(self, replica_id: ReplicaId, account: _Account, block: int) -> None:
-        account.tokens -= account.blocks.pop(block)
-        account.awaited.pop(block, None)
-        if not account.blocks:
-            account.tokens = 0.0
+    def _add(self, replica_id: ReplicaId, blocks: _Blocks, block: int, tokens: float) -> None:
+        blocks.add(block, tokens)
+        self._holders.add(replica_id, block)
+
+    def _drop(self, replica_id: ReplicaId, account: _Account, blocks: _Blocks, block: int) -> None:
+        blocks.drop(block)
+        account.askers.pop(block, None)
         self._holders.remove(replica_id, block)

@@ -154,7 +154,43 @@ def test_what_was_computed_and_is_not_there_costs_trust_once():
     index.placed(A, TWO, [*range(10), 11], 100)
     for _ in range(50):
         index.started(A, TWO, 0)
+    index.withdrawn(TWO)
     assert index.tokens_of(A) == 900
+
+
+def test_prompts_that_are_never_computed_have_nothing_forgotten_that_was():
+    index = PrefixIndex()
+    index.resize(A, 1000)
+    index.placed(A, ONE, range(10), 100)
+    index.computed(ONE)
+    index.placed(A, TWO, range(100, 200), 100)
+    assert index.cached_blocks(range(10)) == {A: 10}
+    assert index.cached_blocks(range(100, 200)) == {A: 10}, "there is no more to come than it can hold"
+    index.withdrawn(TWO)
+    assert (len(index), index.tokens_of(A)) == (10, 1000)
+
+
+def test_a_prompt_has_others_forgotten_once_it_is_computed():
+    index = PrefixIndex()
+    index.resize(A, 1000)
+    index.placed(A, ONE, range(10), 100)
+    index.computed(ONE)
+    index.placed(A, TWO, [0, *range(100, 104)], 100)
+    index.placed(A, THREE, range(200, 220), 100)
+    assert index.cached_blocks(range(10)) == {A: 10}
+    index.started(A, TWO, 100)
+    index.ended(A, TWO)
+    assert index.cached_blocks([0, *range(100, 104)]) == {A: 5}, "though the third has taken its place"
+    assert index.cached_blocks(range(10)) == {A: 6}
+
+
+def test_nothing_comes_of_a_prompt_whose_replica_was_lost():
+    index = PrefixIndex()
+    index.placed(A, ONE, [1, 2, 3], 100)
+    index.forget(A)
+    index.resize(A, 1000)
+    index.computed(ONE)
+    assert index.cached_blocks([1, 2, 3]) == {}
 
 
 def test_prompts_whose_end_is_not_told_are_not_remembered_for_good():
@@ -202,10 +238,15 @@ def test_it_stays_within_the_capacity_and_agrees_with_itself(changes):
             case "found":
                 index.found(replica, number, 500)
         for one, limit in capacity.items():
-            assert 0 <= index.tokens_of(one) <= limit
+            assert 0 <= index.tokens_of(one) <= 2 * limit, "what it has, and what it is to compute"
             held = [block for block in range(31) if one in index.cached_blocks([block])]
             assert index.tokens_of(one) == pytest.approx(100 * len(held))
     assert len(index) == sum(len(index.cached_blocks([block])) for block in range(31))
+    index.withdrawn(ONE)
+    index.withdrawn(TWO)
+    index.withdrawn(THREE)
+    assert index.tokens_of(A) <= capacity[A]
+    assert index.tokens_of(B) <= capacity[B]
 
 
 # What ingresses hash
