@@ -23,8 +23,11 @@ _TRUST_SHRINKS: Final = 0.95
 _TRUST_GROWS: Final = 1.01
 _ROUNDED_TOKENS: Final = 128
 """So many are missing where a cache of whole blocks has all that it can have; vLLM's largest block."""
-_ESTIMATED: Final = 0.1
-"""By so much of it, the length of a prefix in tokens may be taken for too long."""
+_FEW: Final = 0.1
+"""Of the tokens that were expected, so many may be missing without an eviction."""
+_FEW_OF_TEXT: Final = 0.5
+"""Likewise of a text, whose blocks are of so many bytes: a prefix has fewer tokens than as many bytes of its
+tenant's texts have in the mean where it is of another kind, as English before code is."""
 _MAX_UNDER_WAY: Final = 16_384
 """Prompts beyond this count as computed, the oldest first."""
 
@@ -80,6 +83,7 @@ class _UnderWay:
         hashes: Its blocks.
         block_tokens: Tokens of each.
         expected_tokens: That were computed when it was placed, and that it is to find cached.
+        is_text: Whether they are an estimate.
         awaited: Of its blocks, those that nobody had computed by then.
         is_started: Whether its replica has said that it computes it.
     """
@@ -88,6 +92,7 @@ class _UnderWay:
     hashes: Sequence[int]
     block_tokens: float
     expected_tokens: int
+    is_text: bool
     awaited: Sequence[int]
     is_started: bool = False
 
@@ -122,9 +127,18 @@ class PrefixIndex:
         return self._holders.leading(hashes)
 
     def placed(
-        self, replica_id: ReplicaId, job_id: JobId, hashes: Sequence[int], block_tokens: float
+        self,
+        replica_id: ReplicaId,
+        job_id: JobId,
+        hashes: Sequence[int],
+        block_tokens: float,
+        *,
+        is_text: bool = False,
     ) -> None:
-        """A prompt will be computed on a replica, which then holds its blocks, and nowhere else any more."""
+        """A prompt will be computed on a replica, which then holds its blocks, and nowhere else any more.
+
+        `block_tokens` is an estimate where the prompt `is_text`.
+        """
         self.withdrawn(job_id)
         if not hashes:
             return
@@ -133,7 +147,8 @@ class PrefixIndex:
         account = self._accounts[replica_id]
         awaited = [one for one in hashes if one not in account.computed.of_each]
         expected_tokens = int(block_tokens * (hashes.index(awaited[0]) if awaited else len(hashes)))
-        self._under_way[job_id] = _UnderWay(replica_id, hashes, block_tokens, expected_tokens, awaited)
+        one = _UnderWay(replica_id, hashes, block_tokens, expected_tokens, is_text, awaited)
+        self._under_way[job_id] = one
         for block in reversed(awaited):  # the first blocks are used by most, and go last
             account.askers[block] = account.askers.get(block, 0) + 1
             self._add(replica_id, account.awaited, block, block_tokens)
@@ -143,7 +158,7 @@ class PrefixIndex:
         """A replica computes a prompt, of which it had so many tokens cached."""
         if (one := self._under_way.get(job_id)) is not None and one.replica_id == replica_id:
             if not one.is_started:
-                self.found(replica_id, one.expected_tokens, cached_tokens)
+                self.found(replica_id, one.expected_tokens, cached_tokens, is_text=one.is_text)
             one.is_started = True
 
     def ended(self, replica_id: ReplicaId, job_id: JobId) -> None:
@@ -177,17 +192,21 @@ class PrefixIndex:
             elif many:
                 self._drop(one.replica_id, account, account.awaited, block)
 
-    def found(self, replica_id: ReplicaId, expected_tokens: int, cached_tokens: int) -> None:
+    def found(
+        self, replica_id: ReplicaId, expected_tokens: int, cached_tokens: int, *, is_text: bool = False
+    ) -> None:
         """A prefill has found so many tokens cached where so many were expected.
 
         A replica that has clearly less than was expected evicts sooner than its account: it is then held to a
-        smaller part of its capacity, which grows back slowly. Where hardly anything was expected, nothing is
-        learned.
+        smaller part of its capacity, which grows back slowly. Of a text only less than half is: how its
+        beginning tokenises nobody has told, and what is learned here counts for all tenants. Where hardly
+        anything was expected, nothing is learned.
         """
         if expected_tokens <= _ROUNDED_TOKENS:
             return
         account = self._accounts[replica_id]
-        if expected_tokens - cached_tokens > max(_ROUNDED_TOKENS, _ESTIMATED * expected_tokens):
+        few = (_FEW_OF_TEXT if is_text else _FEW) * expected_tokens
+        if expected_tokens - cached_tokens > max(_ROUNDED_TOKENS, few):
             account.trust = max(_MIN_TRUST, account.trust * _TRUST_SHRINKS)
             self._trim(replica_id, account)
         else:

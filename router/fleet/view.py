@@ -199,7 +199,8 @@ class FleetView:
         """A request was sent to a prefill replica, on which it will be computed."""
         replica.add(job)
         hashes, block_tokens = request.prefix_hashes, self.block_tokens(request)
-        self.prefixes.placed(replica.replica_id, job.job_id, hashes, block_tokens)
+        is_text = request.prompt_tokens is None
+        self.prefixes.placed(replica.replica_id, job.job_id, hashes, block_tokens, is_text=is_text)
 
     def placed_on_decode(
         self, decode: DecodeView, newcomer: Newcomer, request: PlacementRequested, now_s: float

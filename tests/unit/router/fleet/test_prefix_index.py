@@ -64,6 +64,21 @@ def test_whole_blocks_and_estimated_lengths_are_no_evictions(expected, found):
     assert index.tokens_of(A) == 1000
 
 
+@pytest.mark.parametrize(
+    ("cached", "is_text", "left"), [(600, True, 1000), (400, True, 900), (0, True, 900), (600, False, 900)]
+)
+def test_how_a_text_tokenises_is_no_eviction(cached, is_text, left):
+    """Of English at 5 bytes a token a tenant whose texts have 3 is expected to have two thirds more."""
+    index = PrefixIndex()
+    index.resize(A, 1000)
+    index.placed(A, ONE, range(10), 100, is_text=is_text)
+    index.computed(ONE)
+    index.placed(A, TWO, range(10), 100, is_text=is_text)
+    index.started(A, TWO, cached)
+    index.ended(A, TWO)
+    assert index.tokens_of(A) == left
+
+
 def test_a_replica_that_has_less_than_expected_is_trusted_with_less():
     index = PrefixIndex()
     index.resize(A, 1000)

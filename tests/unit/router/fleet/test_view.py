@@ -1,5 +1,7 @@
 """What the router makes of silence: of one replica, of all, and of its own; and of prompts taken back."""
 
+from dataclasses import replace
+
 import pytest
 from small_router import POLICIES, core, report, request, runs
 
@@ -137,3 +139,18 @@ def test_prompts_that_are_sent_twice_and_taken_back_cost_a_replica_no_trust():
         router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), at_s + 0.4)
     router.place(request("last", 6000, PREMIUM, **LONG), 600.0)
     assert router.view.prefixes.tokens_of(ReplicaId("prefill-0")) == 6000
+
+
+def test_texts_that_begin_with_fewer_tokens_than_they_seem_to_cost_a_replica_no_trust():
+    router, kv = core(prefill=1), {"kv_tokens": 1500}
+    for number in range(20):
+        at_s, job = 5.0 * number, JobId(f"job-{number}")
+        router.place(replace(request(number, None, PREMIUM, **LONG), prompt_bytes=6000), at_s)
+        hits = ((job, 900 if number else 0),)
+        router.prefill_reported(
+            report("prefill-0", runs(number, 1000), running=job, hits=hits, **kv), at_s + 0.1
+        )
+        router.prefill_reported(report("prefill-0", ended=(job,), **kv), at_s + 1.1)
+        router.job_ended(JobEnded(job, 1.2), at_s + 1.2)
+        router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), at_s + 1.2)
+    assert router.view.prefixes.tokens_of(ReplicaId("prefill-0")) == 1500
