@@ -23,7 +23,7 @@ from decode_node.requests.only_here import OnlyHere, admitted, too_many
 from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.underway import Amount, Call
 from decode_node.spans import DECODE, TOKENISE, RequestSpans
-from slo.request import JobId, RequestContext
+from slo.request import JOB_XARG, JobId, RequestContext
 from telemetry import logs, tracing
 from telemetry.catalogue import LOCAL_PREFILLS
 from telemetry.instruments import Instruments
@@ -31,6 +31,7 @@ from telemetry.reporting.background import Background
 
 if TYPE_CHECKING:
     from ray.serve.llm.openai_api_models import ErrorResponse
+    from vllm.sampling_params import SamplingParams
 
     from telemetry.reporting.of_model import OfModel
 
@@ -70,7 +71,7 @@ class Answering:
         orchestrator: Knows the ways.
         local: Prompts that the engine here computes itself.
         grammars: Checks what answers must conform to.
-        router: Hears that a prefill which it has placed does not come.
+        router: Hears that a prefill which it has placed does not come, or comes late for its grammar's sake.
         background: Tells it.
         instruments: Where prompts that prefill cannot take are counted.
         max_model_len: Longest prompt and answer, tokens.
@@ -102,6 +103,14 @@ class Answering:
             yield too_many(error)
         finally:
             spans.end()
+
+    def awaits_verdict(self, params: SamplingParams) -> None:
+        """Have the router told that the request with these parameters waits until its grammar is checked.
+
+        How long that takes says nothing of how long others take from their placement to their prefill.
+        """
+        if (job_id := (params.extra_args or {}).get(JOB_XARG)) is not None:
+            self.background.run("telling_router", self._held_up(job_id), job_id=job_id)
 
     async def _pieces(
         self, arrived: Arrived, spans: RequestSpans, stack: AsyncExitStack
@@ -198,6 +207,9 @@ class Answering:
     async def _not_for_prefill(self, job_id: JobId) -> None:
         """Tell the router that the placed prefill will not be asked for."""
         await self.router.not_for_prefill.remote(job_id)
+
+    async def _held_up(self, job_id: JobId) -> None:
+        await self.router.held_up.remote(job_id)
 
 
 def _log_rendered(arrived: Arrived, tokens: int) -> None:

@@ -206,7 +206,6 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             client.model_config.get_vocab_size(),
         )
         self._grammars = GrammarCheck(node.grammars, backend)
-        self._grammars.stand_before(client, self._orchestrator.refuse)
         self._ongoing = 0
         self._places = Places(node.max_ongoing_requests, node.tiers)
         self._computes_prompts = node.local_prefill
@@ -225,6 +224,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             LogprobLimit.of(node.max_logprobs, client.model_config),
             is_alone=lambda: self._computes_prompts and self._handshakes.failure is not None,
         )
+        self._grammars.stand_before(client, self._orchestrator.refuse, self._answering.awaits_verdict)
         self._watchdog = EngineWatchdog(client, lambda: self._tap.steps, self._pass_s, node.hung_after_s)
         self._reporter = Reporter(self._report, self._router.report.remote)
         if node.is_monitored:

@@ -134,6 +134,10 @@ class RouterCore:
         self._gate.not_for_prefill(job_id)
         self.view.not_for_prefill(job_id)
 
+    def held_up(self, job_id: JobId) -> None:
+        """Something that no other request has to wait for holds a request up before its prefill."""
+        self._promises.forget(job_id)
+
     def reconcile(self, live: LiveJobs, now_s: float) -> None:
         """Forget the requests whose end was not heard of."""
         for job_id in self._gate.reconcile(live, now_s):

@@ -129,12 +129,18 @@ class GrammarCheck:
         self._child: Child | None = None
         self._places = FairPlaces(1)
 
-    def stand_before(self, client: Any, refuse: Callable[[SamplingParams, ErrorResponse], Exception]) -> None:
+    def stand_before(
+        self,
+        client: Any,
+        refuse: Callable[[SamplingParams, ErrorResponse], Exception],
+        waits: Callable[[SamplingParams], None] = lambda _: None,
+    ) -> None:
         """Check what the engine is asked to generate by.
 
         Args:
             client: vLLM's, of the engine.
             refuse: Gives what is raised to have the request with these parameters answered so.
+            waits: Hears of the request with these parameters that it waits for a verdict.
         """
         generate = client.generate
 
@@ -143,8 +149,9 @@ class GrammarCheck:
         ) -> AsyncGenerator[Any, None]:
             if params.structured_outputs is not None:
                 tenant = (params.extra_args or {}).get(TENANT_XARG, "")
+                given = params.structured_outputs, tenant, params.allowed_token_ids
                 try:
-                    await self.check(params.structured_outputs, tenant, params.allowed_token_ids)
+                    await self.check(*given, lambda: waits(params))
                 except TooManyGrammarsError as error:
                     raise refuse(params, error.response()) from None
             async with contextlib.aclosing(generate(prompt, params, *rest, **options)) as outputs:
@@ -154,7 +161,11 @@ class GrammarCheck:
         client.generate = checked
 
     async def check(
-        self, params: StructuredOutputsParams, tenant: str = "", allowed: Sequence[int] | None = None
+        self,
+        params: StructuredOutputsParams,
+        tenant: str = "",
+        allowed: Sequence[int] | None = None,
+        waits: Callable[[], None] = lambda: None,
     ) -> None:
         """Compile a grammar within the limits.
 
@@ -162,6 +173,7 @@ class GrammarCheck:
             params: What has the grammar.
             tenant: Whose request it is; empty for the server's own.
             allowed: The only tokens that the request allows.
+            waits: Called if nobody knows the verdict yet.
 
         Raises:
             VLLMValidationError: when that takes too much, fails, or cannot be known for this model, or when
@@ -177,6 +189,7 @@ class GrammarCheck:
             refusal = self._verdicts[known]
             self._verdicts.move_to_end(known)
         else:
+            waits()
             refusal = await self._verdict(key, tenant)
         if refusal:
             raise VLLMValidationError(refusal, parameter="structured_outputs")

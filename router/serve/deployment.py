@@ -61,6 +61,10 @@ class SlackRouter:
         """Hear from a decode replica that it computes a prompt itself."""
         self._of(model).not_for_prefill(job_id)
 
+    async def held_up(self, job_id: JobId, *, model: str) -> None:
+        """Hear from a decode replica that a request waits before its prefill for what others need not."""
+        self._of(model).held_up(job_id)
+
     async def reconcile(self, live: LiveJobs, *, model: str) -> None:
         """Hear from an ingress which of its requests have not ended, and of ends that were missed."""
         self._of(model).reconcile(live)

@@ -174,6 +174,10 @@ class ModelRouter:
         """See `SlackRouter.not_for_prefill`."""
         self._core.not_for_prefill(job_id)
 
+    def held_up(self, job_id: JobId) -> None:
+        """See `SlackRouter.held_up`."""
+        self._core.held_up(job_id)
+
     def reconcile(self, live: LiveJobs) -> None:
         """See `SlackRouter.reconcile`."""
         self._core.reconcile(live, time.monotonic())

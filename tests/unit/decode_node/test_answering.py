@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import StructuredOutputsParams
+from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 from decode_node.answering import Answering, Arrived
 from decode_node.answers import error_response
@@ -17,7 +17,7 @@ from decode_node.rendering import LocalReason, Rendered
 from decode_node.requests.local_prefills import LocalPrefills
 from decode_node.requests.logprob_limit import LogprobLimit
 from decode_node.spans import RequestSpans
-from slo.request import JobId, ReplicaId, RequestContext
+from slo.request import JOB_XARG, JobId, ReplicaId, RequestContext
 from slo.tiers import STANDARD
 from telemetry.reporting.background import Background
 
@@ -42,7 +42,10 @@ class Replica:
     def __init__(self, rendered, local=None, wait_s=60.0, *, is_alone=False, grammar=None, verdict=None):
         self.rendering, self.order, self.told, self.counted = rendered, [], [], []
         self.local = local or LocalPrefills(1, 4)
-        router = SimpleNamespace(not_for_prefill=SimpleNamespace(remote=self.not_for_prefill))
+        router = SimpleNamespace(
+            not_for_prefill=SimpleNamespace(remote=self.not_for_prefill),
+            held_up=SimpleNamespace(remote=self.held_up),
+        )
         self.ran = []
         self.grammar, self.verdict = grammar, verdict
         self.answering = Answering(
@@ -78,6 +81,9 @@ class Replica:
 
     async def not_for_prefill(self, job_id):
         self.told.append(job_id)
+
+    async def held_up(self, job_id):
+        self.told.append(("held up", job_id))
 
     def count(self, metric, *, reason):
         self.counted.append(reason)
@@ -231,3 +237,11 @@ async def test_while_no_kv_can_be_pulled_one_prompt_too_many_is_refused_unless_i
         assert (refused.error.code, refused.error.type) == (429, "backlog")
         goes_on = Arrived(TEXT, INFO, replace(CONTEXT, attempt=100), 0.0, is_chat=False)
         assert [piece async for piece in replica.answering.answer(goes_on)] == ["answer"]
+
+
+async def test_the_router_hears_who_waits_for_the_check_of_a_grammar():
+    replica = Replica(Rendered([1, 2, 3]))
+    replica.answering.awaits_verdict(SamplingParams(extra_args={JOB_XARG: "job"}))
+    replica.answering.awaits_verdict(SamplingParams())
+    await asyncio.sleep(0.01)
+    assert replica.told == [("held up", "job")], "it has placed no other"

@@ -109,6 +109,23 @@ def test_a_prefill_that_came_so_late_that_another_went_first_says_nothing_of_the
     assert router.place(request("last", 100), 160.0).predicted_ttft_s == pytest.approx(0.1 + 0.03)
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+def test_what_the_check_of_a_new_grammar_takes_changes_nothing_for_others(is_new):
+    router, rest = core(prefill=1), {"decode_samples_first": True}
+    for number in range(8):
+        at_s, job = 10.0 * number, JobId(f"job-{number}")
+        router.place(request(number, 100, **rest), at_s)
+        if is_new:
+            router.held_up(job)
+        router.prefill_reported(report("prefill-0"), at_s + 0.5)
+        router.prefill_reported(report("prefill-0", runs(number, 100), running=job), at_s + 2.0)
+        router.prefill_reported(report("prefill-0", ended=(job,)), at_s + 2.1)
+        router.job_ended(JobEnded(job, 2.13), at_s + 2.2)
+        router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), at_s + 2.2)
+    placed = router.place(request("last", 100, **rest), 80.0)
+    assert placed.predicted_ttft_s == pytest.approx(0.1 + (0.1 if is_new else 2.03))
+
+
 def batch_prompt(router, number, at_s, *, way_s=0.03, urgent=True):
     """One prompt of 8 s that found the replica idle; `urgent` stopped it for 2.4 s in all."""
     name, later = f"batch-{number}", f"urgent-{number}"

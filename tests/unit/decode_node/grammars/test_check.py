@@ -500,3 +500,14 @@ async def test_one_too_many_is_answered_with_a_429_of_the_request(check, child, 
     assert answered == [(params, 429, "grammars")]
     child.go.set()
     await waiting
+
+
+async def test_who_waits_for_a_verdict_is_told_and_who_finds_one_is_not(check, child):
+    child.go.set()
+    client, waited = SimpleNamespace(generate=lambda prompt, params, request_id: generated(params)), []
+    check.stand_before(client, pytest.fail, waited.append)
+    first, second = (SamplingParams(structured_outputs=GOOD[0]) for _ in range(2))
+    for params in (first, second, SamplingParams()):
+        assert [out async for out in client.generate("hi", params, "r")] == ["token"]
+    assert waited == [first]
+    assert waited[0] is first
