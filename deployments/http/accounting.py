@@ -178,6 +178,7 @@ class RequestRecord:
             budget_s=self.ttft_budget_s,
             tpot_s=tpot_s,
             e2e_budget_s=self._objective.e2e_s,
+            prompt_tokens=self._prompt_tokens,
             tokens=self._output_tokens,
             seconds=time.monotonic() - self._arrived_s,
         )
@@ -187,6 +188,7 @@ class RequestRecord:
         if self.span.is_recording():
             known = {
                 "gen_ai.request.model": ended.model,
+                "gen_ai.usage.input_tokens": self._prompt_tokens,
                 "gen_ai.usage.output_tokens": self._output_tokens or None,
                 "slackserve.request_id": self.request_id,
                 "slackserve.job_id": self.job_id,
@@ -239,6 +241,10 @@ class RequestRecord:
         if self._first_s is None or of_each < 2:  # noqa: PLR2004 - the first has no interval
             return None
         return (self._last_token_s - self._first_s) / (of_each - 1)
+
+    @property
+    def _prompt_tokens(self) -> int | None:
+        return None if self.meter is None else self.meter.prompt_tokens
 
     @property
     def _output_tokens(self) -> int:

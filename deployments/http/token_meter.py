@@ -39,6 +39,9 @@ class TokenMeter:
         body: A chat or text completion. A stream is told to say its usage.
         admitted: The most that it may take; None when nothing limits it.
         shows_all: Whether the client sees all counts, whatever it asks for.
+
+    Attributes:
+        prompt_tokens: Of all its prompts, each counted once; None when nobody has said it.
     """
 
     def __init__(self, body: Any, admitted: Usage | None, *, shows_all: bool = False) -> None:
@@ -50,6 +53,7 @@ class TokenMeter:
         self._is_silent_at_times = _is_silent_at_times(body)
         self._whole: Usage | None = None
         self._total_tokens: int | None = None
+        self.prompt_tokens: int | None = None
         self._shows_totals = self._shows_counts = True
         if self._streams:
             asked = body.stream_options
@@ -60,17 +64,18 @@ class TokenMeter:
 
     def answered(self, usage: Any) -> None:
         """Take the usage of an answer that came as a whole; None of one that was refused or never began."""
-        self._whole = (
-            NO_USAGE
-            if usage is None
-            else Usage(usage.prompt_tokens * self._answers_per_prompt, usage.completion_tokens or 0)
-        )
+        if usage is None:
+            self._whole = NO_USAGE
+        else:
+            self.prompt_tokens = usage.prompt_tokens
+            answers = self._answers_per_prompt
+            self._whole = Usage(usage.prompt_tokens * answers, usage.completion_tokens or 0)
 
     def read(self, event: str) -> str:
         """Take the counts of an event of the stream; returns it as the client asked for it, or nothing."""
         if _TOTALS in event:
             if (totals := _COUNTS.search(event)) is not None:
-                self._total_tokens = int(totals[2])
+                self.prompt_tokens, self._total_tokens = int(totals[1]), int(totals[2])
             return event if self._shows_totals else ""
         told = self._told(event)
         return _FINGERPRINT.sub("", told) if self._shows_totals and ends_answer(told) else told

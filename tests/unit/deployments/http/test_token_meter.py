@@ -93,7 +93,7 @@ def test_the_totals_of_a_prompt_with_media_are_read(media):
     chunk.usage.prompt_tokens_details = details
     meter = TokenMeter(chat(stream=True), None)
     assert meter.read(sse(chunk, exclude_unset=True)) == ""
-    assert meter.output_tokens == 5
+    assert (meter.prompt_tokens, meter.output_tokens) == (70, 5)
 
 
 def test_every_answer_has_its_prompt():
@@ -224,6 +224,7 @@ def test_an_answer_that_comes_whole():
     assert meter.used(is_cancelled=True) is None, "what a cancelled one has generated its replica says"
     meter.answered(SimpleNamespace(prompt_tokens=7, completion_tokens=20))
     assert meter.used(is_cancelled=True) == Usage(21, 20)
+    assert meter.prompt_tokens == 7
     refused = TokenMeter(chat(), ADMITTED)
     refused.answered(None)
     assert refused.used(is_cancelled=True) == NO_USAGE
@@ -239,9 +240,9 @@ def test_where_nothing_is_limited_a_stream_is_counted_at_its_end(asked):
         id="c", created=1, model="m", choices=[CompletionResponseStreamChoice(index=0, text="a")]
     )
     assert meter.read(sse(chunk)) == sse(chunk)
-    assert meter.output_tokens is None, "nobody knows yet"
+    assert (meter.prompt_tokens, meter.output_tokens) == (None, None), "nobody knows yet"
     assert bool(meter.read(totals(7, 5))) is (asked is not None)
-    assert meter.output_tokens == 5
+    assert (meter.prompt_tokens, meter.output_tokens) == (7, 5)
     assert meter.used(is_cancelled=True) is None
 
 
