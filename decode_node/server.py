@@ -28,7 +28,7 @@ from decode_node.handshakes import Handshakes
 from decode_node.orchestrator import Orchestrator
 from decode_node.prefill_health import PrefillWatch
 from decode_node.prefill_tier import PrefillTier
-from decode_node.rendering import chars_of, too_much_text
+from decode_node.rendering import BAD_REQUEST, chars_of, too_much_text
 from decode_node.requests import engine_limits, openai_layer
 from decode_node.requests.local_decode import LocalDecode
 from decode_node.requests.local_prefills import LocalPrefills
@@ -68,7 +68,11 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
     from ray.serve.llm import LLMConfig
     from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
-    from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
+    from vllm.entrypoints.serve.tokenize.protocol import (
+        DetokenizeRequest,
+        TokenizeChatRequest,
+        TokenizeCompletionRequest,
+    )
 
 
 _PROMPT_PASS_S = 60.0
@@ -257,6 +261,18 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         if refusal is not None:
             return _only(refusal)
         return await super().tokenize(request, raw_request_info)  # type: ignore[no-any-return]
+
+    async def detokenize(
+        self, request: DetokenizeRequest, raw_request_info: Any = None
+    ) -> AsyncGenerator[Any, None]:
+        """The text of tokens, of which there are no more than a prompt may have."""
+        if (found := len(request.tokens)) > self._max_model_len:
+            message = (
+                f"tokens has {found} token ids; this model takes at most {self._max_model_len}. "
+                f"Send them in several requests"
+            )
+            return _only(error_response(BAD_REQUEST, "invalid_request_error", message, "tokens"))
+        return await super().detokenize(request, raw_request_info)  # type: ignore[no-any-return]
 
     async def is_up(self, pin: ReplicaId | None = None) -> ReplicaId | None:
         """Who answers, for those who wait for `pin`; see `slo.reports.who_is_up`.

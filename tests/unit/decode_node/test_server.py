@@ -13,6 +13,7 @@ from ray import serve
 from ray.serve.llm.deployment import PDDecodeServer
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest
 
 from decode_node.handshakes import NothingPulledError
 from decode_node.orchestrator import Orchestrator
@@ -257,6 +258,31 @@ async def test_a_prompt_that_has_been_computed_leaves_nothing_behind():
     async with local.counted() as computed:
         computed()
     assert local.left_after < 0
+
+
+@pytest.mark.parametrize("tokens", [64, 65, 300_000])
+async def test_more_tokens_than_the_model_takes_are_not_made_text_of(monkeypatch, tokens):
+    asked = []
+
+    async def detokenize(_, request, info):
+        asked.append(request)
+        return aiter_of("text")
+
+    monkeypatch.setattr(PDDecodeServer, "detokenize", detokenize)
+    server = DecodeServer.__new__(DecodeServer)
+    server._max_model_len, server.engine = 64, None
+    request = DetokenizeRequest(tokens=[1] * tokens)
+    (answer,) = [piece async for piece in await server.detokenize(request)]
+    if tokens == 64:
+        assert (answer, asked) == ("text", [request])
+        return
+    assert (answer.error.code, answer.error.param, asked) == (400, "tokens", [])
+    assert f"{tokens} token ids" in answer.error.message
+    assert "at most 64" in answer.error.message
+
+
+async def aiter_of(piece):
+    yield piece
 
 
 async def test_its_engine_has_the_port_and_the_cores_that_are_free_whatever_rank_serve_gives_it(monkeypatch):
