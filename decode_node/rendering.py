@@ -7,10 +7,8 @@ use, and so that a prompt is tokenised once. Also owns which requests the prefil
 
 from __future__ import annotations
 
-import copy
 import enum
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +17,6 @@ from PIL.Image import DecompressionBombError
 from pydantic_core import to_jsonable_python
 from ray.serve.llm.openai_api_models import ErrorResponse
 from vllm.exceptions import GracefulHTTPError, VLLMClientError
-from vllm.renderers.hf import HfRenderer, safe_apply_chat_template
-from vllm.utils.async_utils import make_async
 
 from decode_node.answers import NOT_TAKEN, error_response
 from slo.model_digest import OTHER_MODEL
@@ -140,27 +136,6 @@ def _take(serving: Any, method: str, rendered: Callable[[Any], Any]) -> None:
         return await straight(request) if prompt is None else prompt
 
     setattr(serving, method, take)
-
-
-def conversions_apart(service: Any) -> Any:
-    """The service of conversions that vLLM has, with a thread and a tokenizer of its own.
-
-    vLLM has one thread for all prompts, which would wait for the longest text that somebody has converted. A
-    tokenizer releases the interpreter while it works, and none may be used by two threads. That of the
-    embedded model takes 12 MiB.
-    """
-    own, renderer = copy.copy(service), copy.copy(service.renderer)
-    executor = ThreadPoolExecutor(1, thread_name_prefix="conversions")
-    renderer.tokenizer = copy.deepcopy(renderer.tokenizer)
-    # No public way in: a renderer that is built anew has processors of media and their caches, too.
-    if isinstance(renderer, HfRenderer):  # others have templates of their own, which stay where they are
-        template = make_async(safe_apply_chat_template, executor=executor)
-        renderer._apply_chat_template_async = template  # noqa: SLF001
-    renderer._tokenize_prompt_async = make_async(renderer._tokenize_prompt, executor=executor)  # noqa: SLF001
-    renderer._async_tokenizer_decode = make_async(renderer._decode, executor=executor)  # noqa: SLF001
-    own.renderer, own.online_renderer = renderer, copy.copy(service.online_renderer)
-    own.online_renderer.renderer = renderer
-    return own
 
 
 def _local_reason(request: Any, inputs: list[Any]) -> LocalReason | None:

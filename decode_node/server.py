@@ -36,6 +36,8 @@ from decode_node.requests.logprob_limit import MAX_LOGPROBS, LogprobLimit
 from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.placing import Placing
 from decode_node.requests.remote_prefill import RemotePrefill
+from decode_node.tokenizing import decoding
+from decode_node.tokenizing.conversions import conversions_apart
 from kv_transfer.cores import bind_engine
 from kv_transfer.engine import ReplicaEngine
 from kv_transfer.engine_processes import unlink_shared_memory
@@ -197,8 +199,9 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             node.digest,
         )
         client = self.engine._engine_client  # noqa: SLF001 - no public way in
+        decoding.stand_before(client.renderer, client.renderer._executor)  # noqa: SLF001 - no public way in
         # Ray 2.60 looks for vLLM's service under the name that it had before 0.29.
-        conversions = rendering.conversions_apart(self.engine._app_state.serving_tokenization)  # noqa: SLF001
+        conversions = conversions_apart(self.engine._app_state.serving_tokenization)  # noqa: SLF001
         self.engine._oai_serving_tokenization = conversions  # noqa: SLF001
         self._orchestrator.stand_before(client)
         engine_limits.stand_before(client)

@@ -1,13 +1,9 @@
 """Each prompt is rendered once, as vLLM's OpenAI layer would render it."""
 
-import asyncio
 import base64
-import inspect
 import json
 import struct
-import threading
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -17,9 +13,7 @@ from vllm.entrypoints.serve.engine.serving import BaseServing
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import QueueOverflowError
 from vllm.multimodal.media import MediaConnector
-from vllm.renderers.base import BaseRenderer
 from vllm.sampling_params import StructuredOutputsParams
-from vllm.utils.async_utils import make_async
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from decode_node import rendering
@@ -356,53 +350,3 @@ async def test_a_request_of_no_run_is_rendered():
     rendering.stand_before(layer, lambda _: None)
     assert await layer.render_completion_request(TEXT)
     assert len(layer.rendered) == 1
-
-
-class Counting:
-    """A tokenizer that takes its time for some texts."""
-
-    def __init__(self):
-        self.go_on = threading.Event()
-
-    def __deepcopy__(self, _):
-        return Counting()
-
-    def __call__(self, text):
-        assert text != "long" or self.go_on.wait(10)
-        return len(text)
-
-
-class Renderer:
-    """As vLLM's: one thread of it has its tokenizer."""
-
-    def __init__(self):
-        self.tokenizer = Counting()
-        executor = ThreadPoolExecutor(1)
-        self._tokenize_prompt_async = make_async(self._tokenize_prompt, executor=executor)
-        self._async_tokenizer_decode = make_async(self._decode, executor=executor)
-
-    def _tokenize_prompt(self, text):
-        return self.tokenizer(text)
-
-    _decode = _tokenize_prompt
-
-
-@pytest.mark.parametrize("method", ["_tokenize_prompt_async", "_async_tokenizer_decode"])
-async def test_prompts_wait_for_no_conversion(method):
-    renderer = Renderer()
-    service = SimpleNamespace(renderer=renderer, online_renderer=SimpleNamespace(renderer=renderer))
-    own = rendering.conversions_apart(service)
-    assert own.online_renderer.renderer is own.renderer
-    converted = asyncio.ensure_future(getattr(own.renderer, method)("long"))
-    assert await asyncio.wait_for(service.online_renderer.renderer._tokenize_prompt_async("prompt"), 5) == 6
-    assert not converted.done()
-    own.renderer.tokenizer.go_on.set()
-    assert await converted == 4
-
-
-def test_vllms_renderer_has_what_conversions_are_taken_apart_by():
-    made = inspect.getsource(BaseRenderer.__init__)
-    for name in ("_tokenize_prompt", "_decode"):
-        assert callable(getattr(BaseRenderer, name))
-    for name in ("_tokenize_prompt_async", "_async_tokenizer_decode"):
-        assert f"self.{name} = make_async(" in made

@@ -1,0 +1,1 @@
+"""The threads of a decode replica in which text is made tokens of, and tokens text."""
