@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.entrypoints.serve.tokenize.protocol import TokenizeCompletionRequest, TokenizeResponse
 from vllm.renderers.base import BaseRenderer
 from vllm.utils.async_utils import make_async
 
@@ -18,6 +20,7 @@ class Counting:
 
     def __init__(self):
         self.go_on = threading.Event()
+        self.converted = []
 
     def __deepcopy__(self, _):
         return Counting()
@@ -25,6 +28,10 @@ class Counting:
     def __call__(self, text):
         assert text != "long" or self.go_on.wait(10)
         return len(text)
+
+    def convert_ids_to_tokens(self, token_ids):
+        self.converted.append((threading.current_thread().name, len(token_ids)))
+        return [f"<{one}>" for one in token_ids]
 
 
 class Renderer:
@@ -41,11 +48,26 @@ class Renderer:
 
     _decode = _tokenize_prompt
 
+    def get_tokenizer(self):
+        return self.tokenizer
+
+
+class Service:
+    """As vLLM's: it makes strings on the event loop if it is asked for them."""
+
+    def __init__(self, answer=None):
+        self.renderer = Renderer()
+        self.online_renderer = SimpleNamespace(renderer=self.renderer)
+        self.answer = answer
+
+    async def create_tokenize(self, request, raw_request):
+        assert not request.return_token_strs
+        return self.answer
+
 
 @pytest.mark.parametrize("method", ["_tokenize_prompt_async", "_async_tokenizer_decode"])
 async def test_prompts_wait_for_no_conversion(method):
-    renderer = Renderer()
-    service = SimpleNamespace(renderer=renderer, online_renderer=SimpleNamespace(renderer=renderer))
+    service = Service()
     own = conversions_apart(service)
     assert own.online_renderer.renderer is own.renderer
     converted = asyncio.ensure_future(getattr(own.renderer, method)("long"))
@@ -53,6 +75,30 @@ async def test_prompts_wait_for_no_conversion(method):
     assert not converted.done()
     own.renderer.tokenizer.go_on.set()
     assert await converted == 4
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 1024, 3000])
+async def test_the_strings_of_tokens_are_made_in_the_thread_of_conversions_some_at_a_time(tokens):
+    token_ids = list(range(tokens))
+    own = conversions_apart(Service(TokenizeResponse(count=tokens, max_model_len=64, tokens=token_ids)))
+    asked = TokenizeCompletionRequest(prompt="a", return_token_strs=True)
+    answer = await own.create_tokenize(asked, raw_request=None)
+    assert answer.token_strs == [f"<{one}>" for one in token_ids]
+    assert asked.return_token_strs
+    threads, counts = zip(*own.renderer.tokenizer.converted, strict=True) if tokens else ((), ())
+    assert all(name.startswith("conversions") for name in threads)
+    assert (sum(counts), max(counts, default=0) <= 1024) == (tokens, True)
+
+
+async def test_who_asks_for_no_strings_has_none_and_an_error_has_none():
+    counted = TokenizeResponse(count=1, max_model_len=64, tokens=[1])
+    answer = await conversions_apart(Service(counted)).create_tokenize(
+        TokenizeCompletionRequest(prompt="a"), raw_request=None
+    )
+    assert answer.token_strs is None
+    refused = create_error_response("no")
+    asked = TokenizeCompletionRequest(prompt="a", return_token_strs=True)
+    assert await conversions_apart(Service(refused)).create_tokenize(asked, raw_request=None) is refused
 
 
 def test_vllms_renderer_has_what_conversions_are_taken_apart_by():
