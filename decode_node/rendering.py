@@ -80,11 +80,8 @@ async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int
         VLLMServerError: when the engine is dead, or fails otherwise.
     """
     serving = engine._oai_serving_chat if is_chat else engine._oai_serving_completion  # noqa: SLF001
-    # vLLM itself refuses such a text only where the rest is not to be cut off.
-    if request.truncate_prompt_tokens is not None and (tokenizer := serving.renderer.tokenizer) is not None:
-        named, most = "messages" if is_chat else "prompt", tokenizer.max_chars_per_token
-        if (refusal := too_much_text(chars_of(request), most, max_model_len, named)) is not None:
-            return refusal
+    if (refusal := _refused_unread(serving, request, max_model_len)) is not None:
+        return refusal
     copy = request.model_copy(deep=is_chat)  # the messages of a chat are changed in places
     try:
         result = await (
@@ -136,6 +133,35 @@ def _take(serving: Any, method: str, rendered: Callable[[Any], Any]) -> None:
         return await straight(request) if prompt is None else prompt
 
     setattr(serving, method, take)
+
+
+def _refused_unread(serving: Any, request: Any, max_model_len: int) -> ErrorResponse | None:
+    """Why a request is refused before anything is made of what cannot be a prompt; None for no reason.
+
+    vLLM itself refuses such a text only where the rest is not to be cut off, and token ids only once it has
+    made the text of them that an echo begins with.
+    """
+    if request.echo and (found := _token_ids(request)) > max_model_len:
+        message = (
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
+            f"{found} input tokens, and an echo begins with the text of all. Please reduce the length of the "
+            "input prompt, or leave out echo."
+        )
+        return error_response(BAD_REQUEST, "invalid_request_error", message, "prompt")
+    if request.truncate_prompt_tokens is None or (tokenizer := serving.renderer.tokenizer) is None:
+        return None
+    named = "messages" if hasattr(request, "messages") else "prompt"
+    return too_much_text(chars_of(request), tokenizer.max_chars_per_token, max_model_len, named)
+
+
+def _token_ids(request: Any) -> int:
+    """How many token ids a request's longest prompt has that came as these."""
+    prompt = getattr(request, "prompt", None)
+    if not isinstance(prompt, list):
+        return 0
+    if prompt and isinstance(prompt[0], int):
+        return len(prompt)
+    return max((len(one) for one in prompt if isinstance(one, list)), default=0)
 
 
 def _local_reason(request: Any, inputs: list[Any]) -> LocalReason | None:

@@ -325,6 +325,34 @@ async def test_what_may_be_a_prompt_is_cut(asked, changes):
     assert isinstance(await rendering.render(Layer(), asked, is_chat=is_chat, max_model_len=64), Rendered)
 
 
+@pytest.mark.parametrize("changes", [{}, {"truncate_prompt_tokens": 1}])
+@pytest.mark.parametrize(
+    ("prompt", "is_refused"),
+    [
+        ([1] * 65, True),
+        ([[1], [1] * 65], True),
+        ([1] * 64, False),
+        ([[1] * 64] * 3, False),
+        ("a" * 65, False),
+    ],
+    ids=["one", "several", "as long", "several as long", "text"],
+)
+@pytest.mark.parametrize("echo", [True, False])
+async def test_of_more_token_ids_than_a_prompt_has_no_text_is_made_for_an_echo(
+    changes, prompt, is_refused, echo
+):
+    """vLLM decodes them before it looks at how many there are."""
+    layer = Layer()
+    asked = TEXT.model_copy(update={"prompt": prompt, "echo": echo, **changes})
+    answer = await rendering.render(layer, asked, is_chat=False, max_model_len=64)
+    if not (echo and is_refused):
+        assert isinstance(answer, Rendered)
+        return
+    assert (answer.error.code, answer.error.param) == (rendering.BAD_REQUEST, "prompt")
+    assert "contains 65 input tokens" in answer.error.message
+    assert layer.rendered == []
+
+
 @pytest.mark.parametrize(
     ("inputs", "tokens"),
     [
