@@ -23,6 +23,7 @@ from decode_node.requests.only_here import OnlyHere, admitted, too_many
 from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.underway import Amount, Call
 from decode_node.spans import DECODE, TOKENISE, RequestSpans
+from decode_node.tokenizing.turns import rendering_for
 from slo.request import JOB_XARG, JobId, RequestContext
 from telemetry import logs, tracing
 from telemetry.catalogue import LOCAL_PREFILLS
@@ -124,9 +125,10 @@ class Answering:
                 yield refusal
                 return
             await here.begin()
-        rendered = await self.layer.rendered(
-            request, is_chat=arrived.is_chat, max_model_len=self.max_model_len
-        )
+        with rendering_for(context):
+            rendered = await self.layer.rendered(
+                request, is_chat=arrived.is_chat, max_model_len=self.max_model_len
+            )
         if not isinstance(rendered, Rendered):
             yield rendered
             return
@@ -163,7 +165,8 @@ class Answering:
 
         Asked of one with media before it has its turn: it would hold that during the check before the engine.
         """
-        grammar = await self.layer.grammar_of(request, max_model_len=self.max_model_len)
+        with rendering_for(context):
+            grammar = await self.layer.grammar_of(request, max_model_len=self.max_model_len)
         if grammar is None:
             return None
         try:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from slo.queue.turns import FairTurns
+from slo.queue.turns import FairTurns, TierTurns
 from slo.request import Party
+from slo.tiers import TierSet
 
 
 class FairPlaces:
@@ -13,11 +14,13 @@ class FairPlaces:
 
     Args:
         at_once: How many there are.
+        tiers: Which go before each other; None where the tiers of a tenant share what is the tenant's.
     """
 
-    def __init__(self, at_once: int) -> None:
+    def __init__(self, at_once: int, tiers: TierSet | None = None) -> None:
         self._free = at_once
-        self._turns = FairTurns[asyncio.Future[None]]()
+        self._turns: FairTurns[asyncio.Future[None]] | TierTurns[asyncio.Future[None]]
+        self._turns = FairTurns() if tiers is None else TierTurns(tiers)
 
     def join(self, party: Party, work: float, weight: float = 1.0) -> asyncio.Future[None]:
         """Wait for a place; what is returned is done once there is one, and is to be left in any case.

@@ -213,17 +213,17 @@ def chars_of(request: Any) -> int:
         return max((len(prompt) for prompt in prompts if isinstance(prompt, str)), default=0)
     others = [getattr(request, name, None) for name in _RENDERED_FIELDS]
     others = to_jsonable_python(others, serialize_unknown=True)
-    return _chars_in(request.messages, _MEDIA_KEYS) + _chars_in(others)
+    return chars_in(request.messages, _MEDIA_KEYS) + chars_in(others)
 
 
-def _chars_in(value: Any, left_out: Collection[str] = ()) -> int:
+def chars_in(value: Any, left_out: Collection[str] = ()) -> int:
     """Characters of all text inside, whatever its nesting, without fields that are left out."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
-        return sum(_chars_in(item, left_out) for name, item in value.items() if name not in left_out)
+        return sum(chars_in(item, left_out) for name, item in value.items() if name not in left_out)
     if isinstance(value, list | tuple):
-        return sum(_chars_in(item, left_out) for item in value)
+        return sum(chars_in(item, left_out) for item in value)
     return 0
 
 

@@ -21,6 +21,7 @@ from ray.serve.llm.deployment import PDDecodeServer
 from decode_node import rendering
 from decode_node.answering import Answering, Arrived
 from decode_node.answers import error_response
+from decode_node.fair_places import FairPlaces
 from decode_node.grammars.backends import backend_of
 from decode_node.grammars.check import DEFAULT_LIMITS, GrammarCheck, GrammarLimits
 from decode_node.handoff_probe import measure_handoff
@@ -36,7 +37,7 @@ from decode_node.requests.logprob_limit import MAX_LOGPROBS, LogprobLimit
 from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.placing import Placing
 from decode_node.requests.remote_prefill import RemotePrefill
-from decode_node.tokenizing import decoding
+from decode_node.tokenizing import decoding, turns
 from decode_node.tokenizing.conversions import conversions_apart
 from kv_transfer.cores import bind_engine
 from kv_transfer.engine import ReplicaEngine
@@ -200,6 +201,8 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         )
         client = self.engine._engine_client  # noqa: SLF001 - no public way in
         decoding.stand_before(client.renderer, client.renderer._executor)  # noqa: SLF001 - no public way in
+        at_once = client.model_config.renderer_num_workers
+        turns.stand_before(client.renderer, FairPlaces(at_once, node.tiers))
         # Ray 2.60 looks for vLLM's service under the name that it had before 0.29.
         conversions = conversions_apart(self.engine._app_state.serving_tokenization)  # noqa: SLF001
         self.engine._oai_serving_tokenization = conversions  # noqa: SLF001

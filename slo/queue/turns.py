@@ -1,16 +1,20 @@
 """Whose turn is next: fair by weighted work between tenants, and by work between the tiers of one.
 
-Owns the rule and the account of what each has had. What a turn is for is its caller's.
+Where tiers go before tenants, so it is within each tier. Owns the rules and the account of what each has had.
+What a turn is for is its caller's.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from slo.request import Party
-from slo.tiers import Tier
+from slo.tiers import Tier, TierSet
+
+_MOST_PASSED: Final = 7
+"""So often higher tiers go before one that waits; then it has a turn."""
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Item = TypeVar("_Item")
@@ -103,3 +107,42 @@ class FairTurns(Generic[_Item]):
             del line.tiers[party.tier]
         if not line.tiers:
             del self._lines[party.tenant]
+
+
+class TierTurns(Generic[_Item]):
+    """Those that wait for a turn; of the highest tier first, and within a tier fair between tenants.
+
+    No tier waits without end: one that has been passed seven times is next.
+    """
+
+    def __init__(self, tiers: TierSet) -> None:
+        self._rank = tiers.rank
+        self._turns = defaultdict[int, FairTurns[_Item]](FairTurns)
+        self._passed = Counter[int]()
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return sum(map(len, self._turns.values()))
+
+    def add(self, party: Party, item: _Item, work: float, weight: float = 1.0) -> None:
+        """As `FairTurns.add`."""
+        self._turns[self._rank(party.tier)].add(party, item, work, weight)
+
+    def pop(self) -> _Item:
+        """Whose turn it is.
+
+        Raises:
+            IndexError: when nobody waits.
+        """
+        waiting = [rank for rank, turns in self._turns.items() if len(turns)]
+        if not waiting:
+            raise IndexError("nobody waits")
+        chosen = max([rank for rank in waiting if self._passed[rank] >= _MOST_PASSED] or waiting)
+        self._passed = Counter(
+            {rank: self._passed[rank] + (rank < chosen) for rank in waiting if rank != chosen}
+        )
+        return self._turns[chosen].pop()
+
+    def remove(self, party: Party, item: _Item) -> None:
+        """As `FairTurns.remove`."""
+        self._turns[self._rank(party.tier)].remove(party, item)

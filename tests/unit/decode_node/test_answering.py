@@ -17,7 +17,8 @@ from decode_node.rendering import LocalReason, Rendered
 from decode_node.requests.local_prefills import LocalPrefills
 from decode_node.requests.logprob_limit import LogprobLimit
 from decode_node.spans import RequestSpans
-from slo.request import JOB_XARG, JobId, ReplicaId, RequestContext
+from decode_node.tokenizing import turns
+from slo.request import JOB_XARG, JobId, Party, ReplicaId, RequestContext
 from slo.tiers import STANDARD
 from telemetry.reporting.background import Background
 
@@ -46,13 +47,14 @@ class Replica:
             not_for_prefill=SimpleNamespace(remote=self.not_for_prefill),
             held_up=SimpleNamespace(remote=self.held_up),
         )
-        self.ran = []
+        self.ran, self.rendered_for = [], []
         self.grammar, self.verdict = grammar, verdict
         self.answering = Answering(
             self, self, self.local, self, router, Background(), self, 64, wait_s, LOGPROBS, lambda: is_alone
         )
 
     async def grammar_of(self, request, *, max_model_len):
+        self.rendered_for.append(turns._FOR.get())
         return self.grammar
 
     async def check(self, grammar, tenant, allowed):
@@ -67,6 +69,7 @@ class Replica:
 
     async def rendered(self, request, *, is_chat, max_model_len):
         self.order.append(("rendered", self.local.computing))
+        self.rendered_for.append(turns._FOR.get())
         return self.rendering
 
     async def run(self, call, context):
@@ -96,6 +99,14 @@ class Replica:
         await asyncio.sleep(0.01)
         assert (self.local.computing, self.local.outstanding) == (0, {})
         return pieces
+
+
+@pytest.mark.parametrize(("request_", "times"), [(TEXT, 1), (PICTURE, 2)], ids=["text", "picture"])
+async def test_what_is_rendered_has_the_turns_of_its_request(request_, times):
+    replica = Replica(Rendered([1, 2, 3]))
+    await replica.answer(request_)
+    assert [context.party for context in replica.rendered_for] == [Party("a", STANDARD)] * times
+    assert turns._FOR.get() is None
 
 
 def only_here(reason, prompts=1):

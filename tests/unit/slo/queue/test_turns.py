@@ -1,4 +1,4 @@
-"""Turns are fair by work between tenants, and between the tiers of one."""
+"""Turns are fair by work between tenants, and between the tiers of one or within each tier."""
 
 from collections import Counter
 
@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo.queue.turns import FairTurns
+from slo.queue.turns import FairTurns, TierTurns
 from slo.request import Party
-from slo.tiers import BACKGROUND, PREMIUM
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, SYSTEM, Tier
 
 A, B, C = (Party(name, PREMIUM) for name in "abc")
 LOW = Party("a", BACKGROUND)
@@ -93,3 +93,66 @@ def test_between_two_that_always_wait_the_work_differs_by_one_turn_at_most(event
             tenant, had = made.pop()
             done[tenant] += had
             assert abs(done["a"] - done["b"]) <= largest + 1e-6
+
+
+def by_tier(*waiting):
+    made = TierTurns(DEFAULT_TIERS)
+    for party, item in waiting:
+        made.add(party, item, 1.0)
+    return made
+
+
+def test_a_higher_tier_goes_first_whatever_its_tenant_has_had():
+    made = by_tier(*[(LOW, "low")] * 3, *[(A, "high")] * 3, (Party("b", STANDARD), "middle"))
+    assert order(made) == ["high"] * 3 + ["middle"] + ["low"] * 3
+
+
+def test_within_a_tier_tenants_take_turns():
+    assert order(by_tier((A, "a"), (A, "a"), (A, "a"), (B, "b"))) == ["a", "b", "a", "a"]
+
+
+@pytest.mark.parametrize("tier", [SYSTEM, Tier("unknown")])
+def test_what_the_server_does_itself_is_of_the_lowest_tier_and_so_is_one_that_is_not_known(tier):
+    made = by_tier((Party("", tier), "own"), (LOW, "low"), (Party("c", STANDARD), "middle"))
+    assert order(made) == ["middle", "own", "low"]
+
+
+def test_who_waits_no_more_is_passed_in_each_tier():
+    made = by_tier((A, "high"), (LOW, "low"), (LOW, "other"))
+    for party, item in ((A, "high"), (A, "high"), (LOW, "low"), (C, "low")):
+        made.remove(party, item)
+    assert (len(made), order(made)) == (1, ["other"])
+    with pytest.raises(IndexError):
+        made.pop()
+
+
+def test_tiers_that_are_always_passed_have_a_turn_now_and_then():
+    middle = Party("a", STANDARD)
+    made = by_tier(*[(A, "high")] * 60, *[(middle, "middle")] * 60, *[(LOW, "low")] * 60)
+    taken = [made.pop() for _ in range(27)]
+    assert taken == (["high"] * 7 + ["middle", "low"]) * 3
+
+
+def test_who_comes_when_nobody_waits_passes_nobody():
+    made = by_tier((LOW, "low"))
+    for _ in range(20):
+        made.add(LOW, "low", 1.0)
+        made.pop()
+    made.add(A, "high", 1.0)
+    assert made.pop() == "high"
+
+
+TIERED = [Party(tenant, tier) for tenant in "ab" for tier in (PREMIUM, STANDARD, BACKGROUND, SYSTEM)]
+
+
+@given(st.lists(st.lists(st.sampled_from(TIERED), max_size=3), max_size=60))
+def test_each_that_waits_has_its_turn(arrivals):
+    made, came, taken = TierTurns(DEFAULT_TIERS), [], []
+    for parties in arrivals:
+        for party in parties:
+            made.add(party, len(came), 1.0)
+            came.append(party)
+        if len(made):
+            taken.append(made.pop())
+        assert len(made) == len(came) - len(taken)
+    assert sorted(taken + order(made)) == list(range(len(came)))
