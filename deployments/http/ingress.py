@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from opentelemetry.trace import SpanKind
 from ray.llm._internal.serve.core.configs.openai_api_models import (
@@ -32,6 +32,7 @@ from deployments.http.answering.conversion import Conversions, said_whole
 from deployments.http.answering.wording import Wording
 from deployments.http.body import asks, reading
 from deployments.http.body.prompt_size import refuse_too_long
+from deployments.http.body.reading_turns import ReadingTurns
 from deployments.http.gatekeeper import usable_id
 from deployments.http.messages import request as messages
 from deployments.http.messages.answer import MessageWording, said_count
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
 _OPERATIONS: Final = {"chat": "chat", "completions": "text_completion"}
 """The names of our methods in OpenTelemetry's conventions for generative AI."""
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         self._models = ServedModels(models, config.names)
         self._readiness = Readiness()
         self._conversions = Conversions()
+        self._turns = ReadingTurns(config.limits.max_bytes_in_flight)
 
     def announce(self) -> None:
         """Inform the monitor of this ingress from now on."""
@@ -128,7 +131,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
     async def responses(self, request: Request) -> Response:
         """Answer a request of the responses API, by a chat completion; nothing is kept of it."""
         arrived_s = time.monotonic()
-        asked, body = responses.read(await _taken(request), self._limits, request.state.tenant)
+        asked, body = await self._read(request, responses.read, self._limits, request.state.tenant)
         model = self._models.named_by(body).config
         is_named = "request_id" in asked.model_fields_set  # as in vLLM, the answer has that very id
         response_id = asked.request_id if is_named else f"resp_{request.state.request_id}"
@@ -139,12 +142,12 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
     async def messages(self, request: Request) -> Response:
         """Answer a request of Anthropic's messages API, by a chat completion."""
         arrived_s = time.monotonic()
-        asked, body = messages.read(await _taken(request), self._limits, request.state.tenant)
+        asked, body = await self._read(request, messages.read, self._limits, request.state.tenant)
         return await self._serve_body(request, body, "chat", arrived_s, MessageWording(asked))
 
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens the prompt of a messages request has."""
-        body = messages.read_to_count(await _taken(request), self._limits)
+        body = await self._read(request, messages.read_to_count, self._limits)
         return await self._convert(request, body, "tokenize", "messages", said_count)
 
     async def models(self) -> Any:
@@ -160,16 +163,12 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
 
     async def tokenize(self, request: Request) -> Response:
         """The tokens of a text, or of the prompt of a chat."""
-        values = reading.values_of(await _taken(request), self._limits)
-        if "messages" in values:
-            body: Any = reading.read_chat_to_convert(values, self._limits)
-            return await self._convert(request, body, "tokenize", "messages")
-        body = reading.as_model(values, TokenizeCompletionRequest, self._limits)
-        return await self._convert(request, body, "tokenize", "prompt")
+        body, field = await self._read(request, _read_to_tokenize, self._limits)
+        return await self._convert(request, body, "tokenize", field)
 
     async def detokenize(self, request: Request) -> Response:
         """The text of tokens."""
-        body = reading.parse(await _taken(request), DetokenizeRequest, self._limits)
+        body = await self._read(request, reading.parse, DetokenizeRequest, self._limits)
         return await self._convert(request, body, "detokenize", "tokens")
 
     async def _convert(
@@ -188,9 +187,14 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
             partial(tokenizer.remote, body, info), field, request.state, say
         )
 
+    async def _read(self, request: Request, read: Callable[..., _Read], *given: Any) -> _Read:
+        """What `read` makes of a request's body and of what it is `given`, when it is the body's turn."""
+        raw = await _taken(request)
+        return await self._turns.read(request.state.tenant.name, len(raw), partial(read, raw, *given))
+
     async def _serve(self, request: Request, model: type, method: str) -> Response:
         arrived_s = time.monotonic()
-        body = reading.read(await _taken(request), model, self._limits, request.state.tenant)
+        body = await self._read(request, reading.read, model, self._limits, request.state.tenant)
         return await self._serve_body(request, body, method, arrived_s)
 
     async def _serve_body(
@@ -269,6 +273,14 @@ async def _taken(request: Request) -> bytes:
     if said.strip().lower() != "application/json":
         raise http_errors.not_said_to_be_json()
     return b"".join([piece async for piece in request.stream()])
+
+
+def _read_to_tokenize(raw: bytes, limits: LimitsConfig) -> tuple[Any, str]:
+    """The body of a request for tokens, and its field that has their text."""
+    values = reading.values_of(raw, limits)
+    if "messages" in values:
+        return reading.read_chat_to_convert(values, limits), "messages"
+    return reading.as_model(values, TokenizeCompletionRequest, limits), "prompt"
 
 
 def _name(state: State, request_id: str) -> None:

@@ -1,5 +1,6 @@
 """What a route makes of a request before it is placed."""
 
+import asyncio
 import contextlib
 import json
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ import pytest
 from starlette.requests import Request
 
 from deployments.config.limits import LimitsConfig
+from deployments.http.body.reading_turns import ReadingTurns
 from deployments.http.errors import HTTPError
 from deployments.http.ingress import SlackServeIngress
 from deployments.http.served_model import ModelConfig
@@ -25,6 +27,7 @@ class Ingress(SlackServeIngress):
 
     def __init__(self, **limits):
         self._limits = LimitsConfig(**limits)
+        self._turns = ReadingTurns(self._limits.max_bytes_in_flight)
         self._models = SimpleNamespace(named_by=lambda body: SERVED)
         self._conversions = SimpleNamespace(answer=self._converted)
 
@@ -68,6 +71,7 @@ class Naming(SlackServeIngress):
 
     def __init__(self):
         self._limits, self._tiers = LimitsConfig(), DEFAULT_TIERS
+        self._turns = ReadingTurns(self._limits.max_bytes_in_flight)
         self._models = SimpleNamespace(named_by=lambda body: SERVED)
 
     def _record(self, served, asked, state, method):
@@ -146,3 +150,44 @@ async def test_a_body_is_read_that_is_said_to_be_json_and_no_other_as_in_vllm(ro
         error = refused.value
         assert (error.status, error.param, error.code) == (400, "content-type", "invalid_value")
         assert error.message == "Unsupported Media Type: Only 'application/json' is allowed"
+
+
+ASKED = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize(
+    ("route", "fields"),
+    [
+        ("chat", {"messages": ASKED}),
+        ("completions", {"prompt": "hi"}),
+        ("responses", {"input": "hi"}),
+        ("messages", {"model": "m", "messages": ASKED, "max_tokens": 1}),
+        ("count_tokens", {"model": "m", "messages": ASKED}),
+        ("tokenize", {"prompt": "hi"}),
+        ("tokenize", {"messages": ASKED}),
+        ("detokenize", {"tokens": [7]}),
+    ],
+    ids=lambda given: given if isinstance(given, str) else next(iter(given)),
+)
+async def test_between_two_bodies_that_take_long_to_read_others_have_the_loop(route, fields):
+    """They become whole at the same time, and all streams would stand still until the last was read."""
+    turn, read_in = 0, []
+
+    class Noting(Ingress):
+        async def _serve_body(self, *_, **__):
+            read_in.append(turn)
+
+        async def _converted(self, *_):
+            read_in.append(turn)
+
+    async def others():
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    ingress, streaming = Noting(), asyncio.create_task(others())
+    ingress._turns = ReadingTurns(ingress._limits.max_bytes_in_flight, at_once_s=0.0)
+    await asyncio.gather(*(getattr(ingress, route)(posted(fields)) for _ in range(4)))
+    streaming.cancel()
+    assert len(set(read_in)) == 4

@@ -19,6 +19,7 @@ from deployments.grpc.methods import InferenceIngress
 from deployments.http import errors as http_errors
 from deployments.http import routes
 from deployments.http.answering.keep_alive import COMMENT, kept_alive
+from deployments.http.body.reading_turns import ReadingTurns
 from slo.admission.tenants import KeyRing
 from slo.errors import TOO_MANY_GRAMMARS
 from slo.outcomes import Outcome
@@ -47,6 +48,7 @@ class Ingress(InferenceIngress):
 
     def __init__(self, limits):
         self._limits, self._tiers, self._model_cards = limits, DEFAULT_TIERS, {}
+        self._turns = ReadingTurns(limits.max_bytes_in_flight)
         self._instruments = SimpleNamespace(count=lambda *_, **__: None, observe=lambda *_, **__: None)
         self._models = SimpleNamespace(named_by=self._named_by)
         self.pieces, self.ended, self.is_left = [], [], False
