@@ -150,11 +150,16 @@ class StreamWatch:
     async def _answered(
         self, answer: asyncio.Future[FailureCause | None], replica: ReplicaId | None
     ) -> FailureCause | None:
-        """What a replica answers that is asked now, or that it has been silent for too long."""
+        """What a replica answers that is asked now, or that it has been silent for too long.
+
+        While this process does not run, or its loop is held, nobody can be heard: that is no silence.
+        """
         heard_s = time.monotonic()
-        while (left_s := heard_s + self._silent_after_s - time.monotonic()) > 0:
-            if not (await asyncio.wait([answer], timeout=left_s))[0]:
-                heard_s = max(heard_s, *(one.heard_s for one in self._waiting[replica]))
+        while (left_s := heard_s + self._silent_after_s - (began_s := time.monotonic())) > 0:
+            wait_s = min(left_s, self._period_s)
+            if not (await asyncio.wait([answer], timeout=wait_s))[0]:
+                paused_s = time.monotonic() - began_s - wait_s
+                heard_s = max(heard_s + paused_s, *(one.heard_s for one in self._waiting[replica]))
             elif not answer.cancelled() and answer.exception() is None:
                 return answer.result()
             else:

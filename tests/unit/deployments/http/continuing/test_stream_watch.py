@@ -66,6 +66,22 @@ async def test_a_replica_that_goes_on_is_not_silent_whatever_it_answers():
     assert await asyncio.gather(quick, slow) == [(list(range(40)), None), ([0, 1], None)]
 
 
+@pytest.mark.parametrize("held_s", [[0.6], [0.15] * 8], ids=["for long", "again and again"])
+async def test_a_loop_that_is_held_here_is_no_silence_there(held_s):
+    """What a replica has said meanwhile is heard some turns of the loop later."""
+
+    async def answers_in_some_turns(_):
+        for _ in range(6):
+            await asyncio.sleep(0.01)
+
+    reading = asyncio.create_task(read(StreamWatch(answers_in_some_turns, 0.02, 0.4), 0, 1.5))
+    await asyncio.sleep(0.03)  # it is being asked
+    for one_s in held_s:
+        time.sleep(one_s)  # noqa: ASYNC251 - that is the case
+        await asyncio.sleep(0)
+    assert await reading == ([0, 1], None)
+
+
 async def test_an_ask_that_fails_says_nothing():
     async def broken(_):
         raise RuntimeError("no answer")
