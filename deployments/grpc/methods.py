@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +19,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from deployments.grpc import inference_pb2 as pb
 from deployments.grpc.exchange import SERVES_ID, Events, Head, SlowReaderError, exchange, refuse, tell
+from deployments.grpc.health import WatchedHealth
 from deployments.grpc.messages import Answer, parsed, refuse_large, request_body, request_headers
 from deployments.http import errors as http_errors
 from deployments.http.ingress import SlackServeIngress
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 _CHAT: Final = "/v1/chat/completions"
 _COMPLETIONS: Final = "/v1/completions"
 _SERVICE: Final = pb.DESCRIPTOR.services_by_name["Inference"].full_name
-_WATCH_S: Final = 10.0
-"""How long a watcher of health is told of changes before it asks anew: a replica that ends waits for it."""
-_LOOK_S: Final = 1.0
 _SMALL_BYTES: Final = 64 * 1024
 """A message with fewer is made a body of within milliseconds; a larger one has to leave others their turn."""
 
@@ -47,6 +44,10 @@ class InferenceIngress(SlackServeIngress):
 
     app: ASGIApp
     """The HTTP API's application, from Serve."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._watched = WatchedHealth(self._health)
 
     async def Chat(  # noqa: N802 - gRPC's spelling, as below
         self, request: pb.ChatRequest, grpc_context: RayServegRPCContext
@@ -111,13 +112,9 @@ class InferenceIngress(SlackServeIngress):
         if request.service not in ("", _SERVICE):
             yield HealthCheckResponse(status=HealthCheckResponse.SERVICE_UNKNOWN)
             return
-        last: HealthCheckResponse | None = None
-        until_s = time.monotonic() + _WATCH_S
-        while time.monotonic() < until_s:
-            if (now := await self._health()) != last:
-                last = now
-                yield now
-            await asyncio.sleep(_LOOK_S)
+        async with aclosing(self._watched.changes()) as changes:
+            async for health in changes:
+                yield health
 
     async def _health(self) -> HealthCheckResponse:
         async with aclosing(exchange(self.app, "GET", "/ready", [], query=b"degraded")) as pieces:

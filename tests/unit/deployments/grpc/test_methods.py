@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 
 from deployments.config.limits import LimitsConfig
 from deployments.grpc import inference_pb2 as pb
-from deployments.grpc import methods
+from deployments.grpc.health import WatchedHealth
 from deployments.grpc.methods import InferenceIngress
 
 UNAVAILABLE = '{"error": {"message": "m", "type": "service_unavailable", "code": "c", "param": null}}'
@@ -21,12 +21,14 @@ UNAVAILABLE = '{"error": {"message": "m", "type": "service_unavailable", "code":
 def ingress():
     class Scripted(InferenceIngress):
         def __init__(self):
-            self.ready, self.events = True, []
+            self.ready, self.looks, self.events = True, 0, []
             self._limits = LimitsConfig(write_timeout_s=0.1)
+            self._watched = WatchedHealth(self._health, 0.02, 0.3)
             self.app = FastAPI()
 
             @self.app.get("/ready")
             async def ready():
+                self.looks += 1
                 return JSONResponse({}, 200 if self.ready else 503)
 
             @self.app.post("/v1/completions")
@@ -132,9 +134,7 @@ async def test_the_name_of_a_service_that_there_is_not_is_not_repeated(ingress):
     assert "slackserve.v1.Inference" in context.details
 
 
-async def test_a_watcher_is_told_of_changes_for_a_while(ingress, monkeypatch):
-    monkeypatch.setattr(methods, "_WATCH_S", 0.3)
-    monkeypatch.setattr(methods, "_LOOK_S", 0.02)
+async def test_a_watcher_is_told_of_changes_for_a_while(ingress):
     seen = []
     async for answer in ingress.Watch(HealthCheckRequest(), Context()):
         seen.append(answer.status)
@@ -142,3 +142,13 @@ async def test_a_watcher_is_told_of_changes_for_a_while(ingress, monkeypatch):
     assert seen == [HealthCheckResponse.SERVING, HealthCheckResponse.NOT_SERVING]
     (unknown,) = [answer async for answer in ingress.Watch(HealthCheckRequest(service="x"), Context())]
     assert unknown.status == HealthCheckResponse.SERVICE_UNKNOWN
+
+
+async def test_all_that_watch_are_told_by_the_same_looks(ingress):
+    """Nobody needs a key for it, and a look is a request through the whole application."""
+
+    async def watch():
+        return [answer.status async for answer in ingress.Watch(HealthCheckRequest(), Context())]
+
+    assert await asyncio.gather(*[watch() for _ in range(50)]) == [[HealthCheckResponse.SERVING]] * 50
+    assert ingress.looks < 50
