@@ -12,6 +12,12 @@ _PLACEHOLDER: Final = -1
 """vLLM's, in the place of a token that is not known yet."""
 
 
+class _Searched(int):
+    """Where a search begins as what is before it was searched, if that is later than where vLLM begins it."""
+
+    vllms: int
+
+
 def look_at_what_is_new(holder: Any) -> None:
     """Have what was searched searched no more.
 
@@ -24,8 +30,12 @@ def look_at_what_is_new(holder: Any) -> None:
     def update_state(*rows: Any, **options: Any) -> None:
         update(*rows, **options)
         for state in holder._state.values():  # noqa: SLF001 - each has where its search begins
+            begun = state["scan_offset"]
+            vllms = begun.vllms if isinstance(begun, _Searched) else begun
+            # less than before where vLLM has cut tokens off, which are generated again
             searched = _known(state["output_tok_ids"]) - overlap
-            state["scan_offset"] = max(state["scan_offset"], searched)
+            state["scan_offset"] = _Searched(max(vllms, searched))
+            state["scan_offset"].vllms = vllms
 
     holder.update_state = update_state
 

@@ -14,6 +14,9 @@ from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
 TOKENS = st.integers(0, 3)
 MARKS = st.lists(TOKENS, min_size=1, max_size=3)
+NEW = st.lists(TOKENS, max_size=3)
+DISCARDED = st.integers(1, 6)
+"""How many tokens vLLM cuts off an answer, as those of steps whose KV cache it could not load."""
 
 
 def thinking(start, end, prompt, answer, budget=10, drafts=0):
@@ -42,7 +45,7 @@ def known(holder):
     start=MARKS,
     end=MARKS,
     prompt=st.lists(TOKENS, max_size=6),
-    steps=st.lists(st.lists(TOKENS, max_size=3), min_size=1, max_size=25),
+    steps=st.lists(st.one_of(NEW, NEW, DISCARDED), min_size=1, max_size=25),
     budget=st.integers(0, 12),
     drafts=st.lists(TOKENS, max_size=2),
     is_ahead=st.booleans(),
@@ -51,14 +54,29 @@ def test_what_is_found_is_what_vllm_finds(start, end, prompt, steps, budget, dra
     answers = [], []
     stock, mended = (thinking(start, end, prompt, answer, budget, len(drafts)) for answer in answers)
     mend(mended)
-    for new in steps:
+    for step in steps:
         for holder, answer in zip((stock, mended), answers, strict=True):
-            answer.extend(new)
+            if isinstance(step, int):
+                del answer[-step:]
+            else:
+                answer.extend(step)
             rows = [[*answer, -1]] if is_ahead else [answer]  # the last token may not be known yet
             holder.update_state(rows, [drafts])
         assert known(mended) == known(stock)
         logits = [holder.apply_to_logits(torch.zeros(3, 4), True, [drafts]) for holder in (stock, mended)]
         assert torch.equal(*logits)
+
+
+def test_what_is_generated_again_is_searched():
+    answer = [1, 9, 9]
+    holder = thinking(start=[1], end=[2], prompt=[7], answer=answer)
+    mend(holder)
+    holder.update_state([answer], None)
+    del answer[1:]
+    holder.update_state([answer], None)
+    answer.extend([2, 9])
+    holder.update_state([answer], None)
+    assert known(holder)["start_thinking"] == -1  # it has ended
 
 
 class Counted(list):
