@@ -7,7 +7,9 @@ of the answer, and of the prompt too if that ends so; meanwhile all streams of t
 
 from __future__ import annotations
 
-from itertools import islice
+import codecs
+from functools import cache
+from itertools import dropwhile, islice, takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from tokenizers import decoders
@@ -17,12 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MOST_PENDING: Final = 24
-"""Tokens in a row that give no text before their decoding begins anew. Characters have four at most."""
+"""Tokens without text behind which one is decoded only if text may come of it. Characters have four at most."""
 CONTEXT: Final = 8
 """Tokens that give text with which decoding begins: the four of a character, and as many before them."""
-_LOOKED_AT: Final = 256
-"""The last tokens of a prompt, among which these are looked for."""
 _BROKEN: Final = "\N{REPLACEMENT CHARACTER}"
+_WITHIN: Final = [bytes([byte]) for byte in range(0x80, 0xC0)]
+"""Bytes with which no character begins."""
 
 
 def bound_detokenizers(processor: Any) -> None:
@@ -39,7 +41,7 @@ def bound_detokenizers(processor: Any) -> None:
 
 
 class BoundedDetokenizer(FastIncrementalDetokenizer):  # type: ignore[misc] # vLLM ships no types for it
-    """vLLM's, but for how many tokens it decodes at once.
+    """vLLM's, but for how often it decodes what gives no text.
 
     The text is vLLM's, with one exception: behind a prompt that ends within a character, an answer does not
     begin with all of the prompt.
@@ -49,50 +51,117 @@ class BoundedDetokenizer(FastIncrementalDetokenizer):  # type: ignore[misc] # vL
         prompt_token_ids: Of that request.
     """
 
+    _pending: list[int]
+    """The tokens since the text last grew."""
+    _held_back: list[int]
+    """The last of these, which vLLM's stream has not been given yet."""
+    _character: bytes | None
+    """Where tokens are bytes, those of the incomplete character at the end; `None` if no other can mend them."""
+    _of_prompt: tuple[str, ...]
+    """What the prompt may have of the next text: all that it shows, or that without its incomplete character."""
+
     def __init__(self, own: FastIncrementalDetokenizer, prompt_token_ids: Sequence[int]) -> None:
         self.__dict__.update(vars(own))
-        self._context: list[int] = []
-        self._pending: list[int] = []
-        self._held = ""
-        self._repeats = False
-        self._begin_behind(prompt_token_ids[-_LOOKED_AT:])
+        self._left_out = _special_tokens(self.tokenizer) if self.skip_special_tokens else frozenset()
+        self._bytes = _byte_tokens(self.tokenizer)
+        self._begin_behind(prompt_token_ids)
 
     def _protected_step(self, next_token_id: int) -> str | None:
-        text: str | None = super()._protected_step(next_token_id)
-        self._pending.append(next_token_id)
-        if text is None:
-            if len(self._pending) == MOST_PENDING:
-                behind = [*self._context, *self._pending]
-                self._held = self._new_in(self._decoded(behind))
-                self._begin_behind(behind)
+        if not self._is_shown(next_token_id):
             return None
-        if self._repeats:
-            text = self._new_in(text)
-        elif self._held:
-            text = self._held + text
-        self._context = [*self._context, *self._pending][-CONTEXT:]
-        self._pending, self._held, self._repeats = [], "", False
+        are_many = len(self._pending) >= MOST_PENDING
+        if are_many and not self._is_whole_with(next_token_id):
+            self._pending.append(next_token_id)
+            self._held_back.append(next_token_id)
+            return None
+        if self._held_back:
+            super()._protected_step(self._held_back)  # no text, as what they end with is not whole
+            self._held_back = []
+        text: str | None = super()._protected_step(next_token_id)
+        if text is None:
+            if not are_many:
+                self._is_whole_with(next_token_id)
+            self._pending.append(next_token_id)
+            return None
+        if self._of_prompt:
+            text = text[max(_same(text, told) for told in self._of_prompt) :]
+        if are_many:
+            self._begin_behind([*self._pending, next_token_id])
+        else:
+            self._forget()
         return text
 
     def _begin_behind(self, token_ids: Sequence[int]) -> None:
         """Decode what comes next with the last few of these, not with all."""
-        shown = [*islice((one for one in reversed(token_ids) if self._decoded([one])), CONTEXT)][::-1]
-        # where each token is a byte, one that begins within a character has vLLM's decoder take none for text
-        cuts = [shown[-most:] for most in range(CONTEXT, CONTEXT - 4, -1)]
-        whole = (cut for cut in cuts if not self._decoded(cut).endswith(_BROKEN))
-        self._context, self._pending = next(whole, shown), []
-        self.stream = decoders.DecodeStream(ids=self._context, skip_special_tokens=self.skip_special_tokens)
-        # behind what does not end with a character, the next text is that of all tokens
-        self._repeats = self._decoded(self._context).endswith(_BROKEN)
+        self._forget()
+        last = [*islice(filter(self._is_shown, reversed(token_ids)), CONTEXT)][::-1]
+        run = [*takewhile(self._bytes.__contains__, filter(self._is_shown, reversed(token_ids)))][::-1]
+        try:
+            codecs.utf_8_decode(b"".join(self._bytes[one] for one in run))
+            context = [*dropwhile(lambda one: self._bytes.get(one) in _WITHIN, last)]
+        except UnicodeDecodeError as error:
+            context = run[error.start : error.end + 1]
+        self.stream = decoders.DecodeStream(ids=context, skip_special_tokens=self.skip_special_tokens)
+        told = self._decoded(context)
+        if told.endswith(_BROKEN):  # the next text is that of all tokens
+            for one in context:
+                self._is_whole_with(one)
+                self._pending.append(one)
+            self._of_prompt = told, self._decoded(context[: len(context) - len(self._character or b"")])
 
-    def _new_in(self, text: str) -> str:
-        """What has not been given yet of the text of all tokens from the context on."""
-        known = self._decoded(self._context)
-        if text.startswith(known):
-            return self._held + text[len(known) :]
-        return self._held[:-1] + text[len(known) - 1 :]  # the last character has been completed
+    def _forget(self) -> None:
+        """All tokens so far have become text."""
+        self._pending, self._held_back = [], []
+        self._character, self._of_prompt = b"", ()
+
+    def _is_whole_with(self, token_id: int) -> bool:
+        """Whether what is pending ends with a whole character behind this token, which is to follow it.
+
+        Where tokens are bytes, a run of them is a text only if all of it is valid.
+        """
+        byte = self._bytes.get(token_id)
+        if byte is None:
+            self._character = b""
+            return not self._decoded([*self._pending[-3:], token_id]).endswith(_BROKEN)
+        if self._character is None:
+            return False
+        self._character += byte
+        try:
+            text, length = codecs.utf_8_decode(self._character)
+        except UnicodeDecodeError:
+            self._character = None
+            return False
+        self._character = self._character[length:]
+        return text not in ("", _BROKEN)
+
+    def _is_shown(self, token_id: int) -> bool:
+        """Whether a token has a part in the text at all; vLLM passes over others."""
+        try:
+            is_known = self.tokenizer.id_to_token(token_id) is not None
+        except OverflowError:  # it is negative
+            return False
+        return is_known and token_id not in self._left_out
 
     def _decoded(self, token_ids: Sequence[int]) -> str:
-        known = [one for one in token_ids if one >= 0]  # vLLM passes over one that is not
-        text: str = self.tokenizer.decode(known, skip_special_tokens=self.skip_special_tokens)
+        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=self.skip_special_tokens)
         return text
+
+
+def _same(text: str, other: str) -> int:
+    """With how many characters both begin."""
+    return sum(1 for _ in takewhile(lambda each: each[0] == each[1], zip(text, other, strict=False)))
+
+
+@cache
+def _special_tokens(tokenizer: Any) -> frozenset[int]:
+    return frozenset(one for one, added in tokenizer.get_added_tokens_decoder().items() if added.special)
+
+
+@cache
+def _byte_tokens(tokenizer: Any) -> dict[int, bytes]:
+    """The tokens of which each is a byte, as in Llama 2, if the tokenizer has such."""
+    named = {tokenizer.token_to_id(f"<0x{byte:02X}>"): bytes([byte]) for byte in range(256)}
+    lone = tokenizer.token_to_id("<0x80>")
+    if lone is None or tokenizer.decode([lone], skip_special_tokens=False) != _BROKEN:
+        return {}  # to other decoders these are names
+    return {one: byte for one, byte in named.items() if one is not None}
