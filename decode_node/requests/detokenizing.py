@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MOST_PENDING: Final = 24
-"""Tokens without text behind which one is decoded only if text may come of it. Characters have four at most."""
+"""Tokens without text; behind them one is decoded only if text may come. A character has at most four."""
 CONTEXT: Final = 8
 """Tokens that give text with which decoding begins: the four of a character, and as many before them."""
 _BROKEN: Final = "\N{REPLACEMENT CHARACTER}"
@@ -43,8 +43,9 @@ def bound_detokenizers(processor: Any) -> None:
 class BoundedDetokenizer(FastIncrementalDetokenizer):  # type: ignore[misc] # vLLM ships no types for it
     """vLLM's, but for how often it decodes what gives no text.
 
-    The text is vLLM's, with one exception: behind a prompt that ends within a character, an answer does not
-    begin with all of the prompt.
+    While nothing that is pending can be a text, its tokens are kept from vLLM's stream, which gets them all
+    as soon as it can. The text is vLLM's, with one exception: behind a prompt that ends within a character,
+    an answer does not begin with all of the prompt.
 
     Args:
         own: vLLM's, of a request without tokens yet.
@@ -56,9 +57,9 @@ class BoundedDetokenizer(FastIncrementalDetokenizer):  # type: ignore[misc] # vL
     _held_back: list[int]
     """The last of these, which vLLM's stream has not been given yet."""
     _character: bytes | None
-    """Where tokens are bytes, those of the incomplete character at the end; `None` if no other can mend them."""
+    """Where tokens are bytes, those of the last, incomplete character; `None` if no other can mend them."""
     _of_prompt: tuple[str, ...]
-    """What the prompt may have of the next text: all that it shows, or that without its incomplete character."""
+    """What the prompt may have of the next text: all it shows, or that without its incomplete character."""
 
     def __init__(self, own: FastIncrementalDetokenizer, prompt_token_ids: Sequence[int]) -> None:
         self.__dict__.update(vars(own))
