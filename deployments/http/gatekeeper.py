@@ -172,10 +172,10 @@ class Gatekeeper:
 
 
 class _Body:
-    """A request body that was read ahead, and a `receive` that gives it out once."""
+    """A request body that was read ahead, and a `receive` that gives it out once, as one piece."""
 
-    def __init__(self, messages: list[Message], receive: Receive) -> None:
-        self._messages = messages
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
         self._receive = receive
 
     @classmethod
@@ -184,21 +184,28 @@ class _Body:
 
         Raises:
             HTTPError: 413 as soon as it is larger than `max_bytes`.
+            ClientDisconnect: The client has left before its end.
         """
-        messages: list[Message] = []
+        pieces: list[bytes] = []
         size = 0
-        while True:
+        more = True
+        while more:
             message = await receive()
-            messages.append(message)
-            size += len(message.get("body", b""))
+            if message["type"] != "http.request":
+                raise ClientDisconnect
+            pieces.append(message.get("body", b""))
+            size += len(pieces[-1])
             if size > max_bytes:
                 raise http_errors.too_large(max_bytes)
-            if message["type"] != "http.request" or not message.get("more_body", False):
-                return cls(messages, receive)
+            more = message.get("more_body", False)
+        return cls(b"".join(filter(None, pieces)), receive)  # one alone is not copied
 
     async def receive(self) -> Message:
         """Part of ASGI."""
-        return self._messages.pop(0) if self._messages else await self._receive()
+        if self._body is None:
+            return await self._receive()
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
 
 
 def as_http_error(error: Exception, request_id: str) -> HTTPError:

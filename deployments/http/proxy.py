@@ -11,6 +11,7 @@ for ever for headers and for readers, and takes headers and URLs of any size: wh
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import uuid
@@ -208,7 +209,10 @@ class _Exchange:
         self._all = all_
         self._receive = receive
         self._send = send
+        self._body = io.BytesIO()
+        """What has come of it, until it is whole."""
         self._pieces: list[Message] = []
+        """The whole body and its end, to be handed on."""
         self._size = 0
         """Of what has not been handed on."""
         self._handed_on: list[weakref.finalize[[int], _Piece]] = []
@@ -227,8 +231,7 @@ class _Exchange:
                     if message["type"] != "http.request":
                         return False
                     if self.refusal is None:  # it has not been given up meanwhile
-                        self._pieces.append(message)
-                        self._take(len(message.get("body", b"")))
+                        self._take(message.get("body", b""))
                     if not message.get("more_body", False):
                         break
         except TimeoutError:
@@ -238,16 +241,23 @@ class _Exchange:
             self._all.is_whole(self)
         if self.refusal is not None:
             self.drop()
-        elif self._size:  # Serve's proxy keeps the last piece for as long as it waits for another
-            self._pieces = [*({**piece, "more_body": True} for piece in self._pieces), _end_of_body()]
-        return self.refusal is None
+            return False
+        if self._size:
+            body = self._body.getvalue()  # no copy
+            self._pieces.append({"type": "http.request", "body": body, "more_body": True})
+            self._body = io.BytesIO()
+        # Apart: Serve's proxy keeps the last piece for as long as it waits for another.
+        self._pieces.append({"type": "http.request", "body": b"", "more_body": False})
+        return True
 
-    def _take(self, size: int) -> None:
-        if self._size + size > (limit := self._all.limits.max_body_bytes):
+    def _take(self, piece: bytes) -> None:
+        """Keep a piece with those before it: each may be a single byte, and would cost hundreds by itself."""
+        if self._size + len(piece) > (limit := self._all.limits.max_body_bytes):
             self.refusal = http_errors.too_large(limit)
         else:
-            self._size += size
-            self._all.takes(size)
+            self._body.write(piece)
+            self._size += len(piece)
+            self._all.takes(len(piece))
 
     def give_up(self, why: HTTPError) -> None:
         """Refuse a request that is not whole; its bytes are held no more, and its task goes on soon."""
@@ -259,7 +269,7 @@ class _Exchange:
                 self._until.reschedule(asyncio.get_running_loop().time())
 
     async def receive(self) -> Message:
-        """The pieces of the body, and then whatever else the client does."""
+        """The body, its end, and then whatever else the client does."""
         if not self._pieces:
             return await self._receive()
         piece = _Piece(self._pieces.pop(0))
@@ -292,6 +302,7 @@ class _Exchange:
 
     def drop(self) -> None:
         """Nothing of the body is held any more."""
+        self._body = io.BytesIO()
         self._pieces.clear()
         self._all.gives_back(self._size)
         self._size = 0
@@ -307,10 +318,6 @@ class _Piece(dict[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)
-
-
-def _end_of_body() -> Message:
-    return {"type": "http.request", "body": b"", "more_body": False}
 
 
 def _not_text(headers: Iterable[tuple[bytes, bytes]]) -> str | None:

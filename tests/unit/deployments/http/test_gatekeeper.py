@@ -156,6 +156,24 @@ async def test_a_body_that_does_not_arrive_is_given_up():
     assert answer.json()["error"]["code"] == "body_timeout"
 
 
+async def test_a_route_takes_a_body_as_one_however_small_its_pieces_were():
+    taken = []
+
+    async def route(scope, receive, send):
+        taken.extend([await receive(), await receive()])
+
+    pieces = [{"type": "http.request", "body": b"x", "more_body": number < 999} for number in range(1000)]
+    messages = iter([*pieces, {"type": "http.disconnect"}])
+
+    async def receive():
+        return next(messages)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    await Gatekeeper(route, Keys(), LIMITS)(scope, receive, None)
+    assert [message.get("body") for message in taken] == [b"x" * 1000, None]
+    assert taken[0]["more_body"] is False
+
+
 async def test_every_answer_has_an_id_that_no_client_chooses():
     ids = set()
     for content in (b"", b"", b"x" * 2000):

@@ -66,11 +66,51 @@ async def test_a_body_counts_until_an_ingress_has_fetched_it_from_serves_proxy()
     fetched = pickle.loads(pickle.dumps(queue.get_messages_nowait()))  # as Serve's proxy hands them out
     assert {type(message) for message in fetched} == {dict}
     assert b"".join(message["body"] for message in fetched) == b"x" * 60_000
-    assert [message["more_body"] for message in fetched] == [True, True, True, False]
+    assert [message["more_body"] for message in fetched] == [True, False]
     assert app._in_flight_bytes == 0
     assert not serving.done(), "it is being answered"
     connection.put_nowait({"type": "http.disconnect"})
     await serving
+
+
+async def test_a_body_is_handed_on_as_one_however_small_its_pieces_were():
+    """Whoever takes them does so at once, and would hold the loop for as long as there are many."""
+    taken = []
+
+    async def takes(scope, receive, send):
+        taken.extend([await receive(), await receive()])
+        assert app._in_flight_bytes == 5000
+        assert b"".join(sent) == taken[0]["body"]
+        assert taken[1] == {"type": "http.request", "body": b"", "more_body": False}
+        taken.clear()
+        assert app._in_flight_bytes == 0
+        taken.append(await receive())
+
+    connection, sent = asyncio.Queue(), [bytes([number % 256]) for number in range(5000)]
+    for number, piece in enumerate(sent):
+        connection.put_nowait({"type": "http.request", "body": piece, "more_body": number < 4999})
+    connection.put_nowait({"type": "http.disconnect"})
+    app = ConnectionLimits(takes, LIMITS)
+    await app({"type": "http", "headers": [], "path": "/"}, connection.get, None)
+    assert taken == [{"type": "http.disconnect"}]
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_nothing_is_held_of_a_body_that_does_not_become_whole(is_cancelled):
+    connection = asyncio.Queue()
+    for _ in range(3):
+        connection.put_nowait({"type": "http.request", "body": b"x" * 20_000, "more_body": True})
+    app = ConnectionLimits(None, LIMITS)
+    arriving = asyncio.create_task(app({"type": "http", "headers": [], "path": "/"}, connection.get, None))
+    while app._in_flight_bytes < 60_000:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    if is_cancelled:
+        arriving.cancel()
+    else:
+        connection.put_nowait({"type": "http.disconnect"})
+    await asyncio.wait([arriving])
+    assert app._in_flight_bytes == 0
+    assert not app._arriving
 
 
 @pytest.mark.slow
