@@ -26,7 +26,7 @@ from starlette.responses import JSONResponse
 from deployments.config import ConfigError
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
-from deployments.http.connecting.bounds import age_s, bound_connections, is_open, reset
+from deployments.http.connecting.bounds import age_s, bound_connections, reset
 from deployments.http.connecting.lengths import is_longer
 from deployments.http.connecting.origins import readable_by_pages
 from slo.errors import FieldError
@@ -297,8 +297,6 @@ class _Exchange:
             logs.event("slow_reader_left", limit_s=limit_s)
             # The server then says that the client has gone, and Serve cancels the request as for any other.
             reset(transport)
-        if transport.is_closing():  # once everything is written, which may be never
-            asyncio.get_running_loop().call_later(limit_s, _end, transport)
 
     def drop(self) -> None:
         """Nothing of the body is held any more."""
@@ -334,10 +332,3 @@ def _without_choice(scope: Scope) -> Scope:
     """A request without the headers by which its client would have a say in Serve's choice of an ingress."""
     kept = [header for header in scope["headers"] if header[0].lower().replace(b"_", b"-") not in _TO_SERVE]
     return scope if len(kept) == len(scope["headers"]) else {**scope, "headers": kept}
-
-
-def _end(transport: Any) -> None:
-    """End the closing of a connection that waits for its client to read."""
-    if is_open(transport) and transport.get_write_buffer_size():
-        logs.event("slow_reader_left", closing=True)
-        reset(transport)

@@ -6,6 +6,7 @@ request may hold once its head is here is `deployments.http.proxy`'s.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import socket
 import struct
@@ -42,6 +43,7 @@ def bound_connections(limits: LimitsConfig) -> None:
     for protocol in (HttpToolsProtocol, H11Protocol):
         _bound_headers(protocol, limits.header_timeout_s)
         _bound_idle(protocol)
+        _bound_closing(protocol, limits.write_timeout_s)
     _one_at_a_time(HttpToolsProtocol)  # h11 has the one alone
     ignore_upgrades(HttpToolsProtocol)  # h11 reads on as it should
 
@@ -74,6 +76,42 @@ def _is_unread(transport: Any) -> bool:
         return True
     unsent = fcntl.ioctl(transport.get_extra_info("socket"), termios.TIOCOUTQ, _NOTHING)
     return unsent != _NOTHING
+
+
+class _EndsOnceClosed:
+    """A connection's transport that ends within a time once it is closed, though its client reads nothing.
+
+    By itself it waits until everything is written, for a client that answers the kernel's probes for ever.
+    """
+
+    def __init__(self, transport: Any, within_s: float) -> None:
+        self._transport = transport
+        self._within_s = within_s
+        self.write = transport.write
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def close(self) -> None:
+        """Close it once everything is written, or the time is over."""
+        if not self._transport.is_closing():
+            asyncio.get_running_loop().call_later(self._within_s, self._end)
+        self._transport.close()
+
+    def _end(self) -> None:
+        if is_open(self._transport) and _is_unread(self._transport):
+            logs.event("slow_reader_left", closing=True)
+            reset(self._transport)
+
+
+def _bound_closing(protocol: Any, within_s: float) -> None:
+    """Have every connection that uvicorn closes end, whyever it does."""
+    made = protocol.connection_made
+
+    def connection_made(connection: Any, transport: Any) -> None:
+        made(connection, _EndsOnceClosed(transport, within_s))
+
+    protocol.connection_made = connection_made
 
 
 def _bound_idle(protocol: Any) -> None:

@@ -11,6 +11,7 @@ import uuid
 
 import httpx
 import pytest
+from limited_proxy import connect, head
 from ports import free_port
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -18,11 +19,13 @@ from deployments.config.limits import LimitsConfig
 from deployments.http.door import VARIABLE, Door, listener_of, opened
 
 LINUX = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
-LIMITS = LimitsConfig(max_body_bytes=2000)
+LIMITS = LimitsConfig(max_body_bytes=2000, write_timeout_s=0.5)
+MUCH = 160_000
+"""Bytes of an answer that the kernel does not take, and that let no writer wait."""
 
 
 class Ingress:
-    """Answers `/` at once, streams for `/stream`, and does not come to an end for `/long`."""
+    """Answers `/` at once, `/much` with much, streams for `/stream`, and comes to no end for `/long`."""
 
     def __init__(self, name="one"):
         self.name = name.encode()
@@ -41,7 +44,7 @@ class Ingress:
             while path == "/stream":
                 await send({"type": "http.response.body", "body": b"data", "more_body": True})
                 await asyncio.sleep(0.02)
-            await send({"type": "http.response.body", "body": self.name})
+            await send({"type": "http.response.body", "body": b"x" * MUCH if path == "/much" else self.name})
             await asyncio.sleep(0.05)  # accounts are written when the client has its answer
             self.tail_ended += 1
         except asyncio.CancelledError:
@@ -159,6 +162,18 @@ async def test_what_follows_the_answer_is_not_cancelled(held):
             await client.get("/")
         await until(lambda: ingress.tail_ended == 1)
     assert not ingress.cancelled
+
+
+async def test_a_client_that_does_not_read_does_not_keep_an_ingress_from_ending(held):
+    _, url = held
+    ingress = Ingress()
+    async with asyncio.timeout(5):
+        async with opened(ingress, LIMITS, at_once):
+            _, writer = await connect(int(url.rpartition(":")[2]))
+            writer.transport.pause_reading()
+            writer.write(head("/much"))
+            await until(lambda: ingress.tail_ended == 1)
+        writer.transport.abort()
 
 
 async def test_a_request_has_its_clients_id_or_one_of_its_own(held):

@@ -71,6 +71,25 @@ async def test_the_connection_of_a_client_that_does_not_read_ends_for_it_too(mon
         writer.transport.abort()
 
 
+@pytest.mark.parametrize("then", [b"POST /", b"\0"], ids=["a slow head", "no HTTP"])
+async def test_a_connection_that_is_closed_ends_though_its_client_does_not_read(monkeypatch, then):
+    """Which would otherwise keep it, and what it has not read, for as long as it likes."""
+    async with serving(monkeypatch, timeout_keep_alive=60) as (proxy, port, _):
+        _, writer = await connect(port)
+        client = writer.get_extra_info("socket")
+        writer.transport.pause_reading()
+        writer.write(head("/in-all-buffers"))
+        while not proxy.asked or proxy.streaming:  # noqa: ASYNC110 - the proxy tells in no other way
+            await asyncio.sleep(0.01)
+        assert (proxy.left, state_of(client)) == (0, ESTABLISHED)
+        writer.write(then)
+        started_s = time.monotonic()
+        while state_of(client) == ESTABLISHED:
+            await asyncio.sleep(0.05)
+            assert time.monotonic() - started_s < 5
+        writer.transport.abort()
+
+
 async def test_a_client_that_has_read_everything_is_not_cut_off(monkeypatch):
     async with serving(monkeypatch, timeout_keep_alive=1) as (_, port, _):
         reader, writer = await connect(port)
