@@ -34,7 +34,7 @@ from slo.files.strict_yaml import explain
 from telemetry import logs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -47,6 +47,7 @@ _READY: Final = "/ready"
 _PROXYS_HEALTH: Final = "/-/healthz"
 _CLOSE: Final = (b"connection", b"close")
 """uvicorn closes the connection behind an answer with this header."""
+_PART_BYTES: Final = 64 * 1024
 LIMITS_VARIABLE: Final = "SLACKSERVE_LIMITS"
 """The section `limits` as JSON; without it, or where it is empty, the defaults hold."""
 
@@ -292,7 +293,8 @@ class _Exchange:
             message = {**message, "headers": [*message.get("headers", ()), _CLOSE]}
         try:
             async with asyncio.timeout(limit_s):
-                await self._send(message)
+                for part in _parts(message):
+                    await self._send(part)
         except TimeoutError:
             logs.event("slow_reader_left", limit_s=limit_s)
             # The server then says that the client has gone, and Serve cancels the request as for any other.
@@ -316,6 +318,15 @@ class _Piece(dict[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)
+
+
+def _parts(message: Message) -> Iterator[Message]:
+    """A piece of an answer as several: uvicorn waits for a slow reader before each, not after the last."""
+    body = message.get("body", b"")
+    last = max(0, len(body) - 1) // _PART_BYTES * _PART_BYTES
+    for begin in range(0, last, _PART_BYTES):
+        yield {**message, "body": body[begin : begin + _PART_BYTES], "more_body": True}
+    yield {**message, "body": body[last:]} if last else message
 
 
 def _not_text(headers: Iterable[tuple[bytes, bytes]]) -> str | None:

@@ -7,6 +7,7 @@ import time
 
 import httpx
 import uvicorn
+from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deployments.config.limits import LimitsConfig
@@ -30,6 +31,8 @@ PATCHED = (
 )
 EVENTS = {"/long": 3000, "/longer-than-buffers": 500, "/in-all-buffers": 80, "/in-the-buffers": 30}
 EVENT = b"data: " + b"x" * 2000 + b"\n\n"
+IN_ONE_PIECE = "/in-one-piece"
+"""As much as `/long`."""
 
 
 class Proxy:
@@ -61,6 +64,9 @@ class Proxy:
             self.left += 1
             return
         await self.may_answer.wait()
+        if scope["path"] == IN_ONE_PIECE:
+            await Response(EVENT * 3000)(scope, receive, send)
+            return
         await send({"type": "http.response.start", "status": 200, "headers": []})
         events = EVENTS.get(scope["path"], 1)
         gone = asyncio.ensure_future(receive())

@@ -5,7 +5,10 @@ import socket
 import time
 
 import pytest
-from limited_proxy import connect, head, post, serving
+from certificates import self_signed
+from limited_proxy import EVENT, IN_ONE_PIECE, connect, head, post, serving
+
+from deployments.config.tls import TLSConfig
 
 ESTABLISHED = 1
 
@@ -69,6 +72,34 @@ async def test_the_connection_of_a_client_that_does_not_read_ends_for_it_too(mon
             await asyncio.sleep(0.05)
             assert time.monotonic() - started_s < 5
         writer.transport.abort()
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+async def test_an_answer_in_one_piece_is_bounded_as_a_stream_is(monkeypatch, tmp_path, is_encrypted):
+    made = self_signed(tmp_path)
+    tls = TLSConfig(certificate=made.certificate, key=made.key)
+    options, trust = (tls.http_options(), tls.trust()) if is_encrypted else ({}, None)
+    async with serving(monkeypatch, timeout_keep_alive=60, **options) as (proxy, port, _):
+        _, writer = await connect(port, trust)
+        client = writer.get_extra_info("socket")
+        writer.transport.pause_reading()
+        writer.write(head(IN_ONE_PIECE))
+        started_s = time.monotonic()
+        while not proxy.asked or state_of(client) == ESTABLISHED:
+            await asyncio.sleep(0.05)
+            assert time.monotonic() - started_s < 5
+        writer.transport.abort()
+
+
+async def test_an_answer_in_one_piece_is_whole_for_whoever_reads_it_and_so_is_the_next(served):
+    _, port, _ = served
+    reader, writer = await connect(port)
+    for _ in range(3):
+        writer.write(head(IN_ONE_PIECE))
+        async with asyncio.timeout(5):
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+            assert await reader.readexactly(3000 * len(EVENT)) == EVENT * 3000
+    writer.close()
 
 
 @pytest.mark.parametrize("then", [b"POST /", b"\0"], ids=["a slow head", "no HTTP"])
