@@ -170,6 +170,7 @@ class RequestRecord:
             job_id=self.job_id,
             trace_id=trace_id_of(self.span),
             tenant=self._identity.tenant,
+            model=model,
             tier=tier,
             outcome=outcome.value,
             ttft_s=self._ttft_s,

@@ -39,9 +39,6 @@ class TokenMeter:
         body: A chat or text completion. A stream is told to say its usage.
         admitted: The most that it may take; None when nothing limits it.
         shows_all: Whether the client sees all counts, whatever it asks for.
-
-    Attributes:
-        prompt_tokens: Of all its prompts, each counted once; None when nobody has said it.
     """
 
     def __init__(self, body: Any, admitted: Usage | None, *, shows_all: bool = False) -> None:
@@ -53,7 +50,7 @@ class TokenMeter:
         self._is_silent_at_times = _is_silent_at_times(body)
         self._whole: Usage | None = None
         self._total_tokens: int | None = None
-        self.prompt_tokens: int | None = None
+        self._prompt_tokens: int | None = None
         self._shows_totals = self._shows_counts = True
         if self._streams:
             asked = body.stream_options
@@ -67,7 +64,7 @@ class TokenMeter:
         if usage is None:
             self._whole = NO_USAGE
         else:
-            self.prompt_tokens = usage.prompt_tokens
+            self._prompt_tokens = usage.prompt_tokens
             answers = self._answers_per_prompt
             self._whole = Usage(usage.prompt_tokens * answers, usage.completion_tokens or 0)
 
@@ -75,7 +72,7 @@ class TokenMeter:
         """Take the counts of an event of the stream; returns it as the client asked for it, or nothing."""
         if _TOTALS in event:
             if (totals := _COUNTS.search(event)) is not None:
-                self.prompt_tokens, self._total_tokens = int(totals[1]), int(totals[2])
+                self._prompt_tokens, self._total_tokens = int(totals[1]), int(totals[2])
             return event if self._shows_totals else ""
         told = self._told(event)
         return _FINGERPRINT.sub("", told) if self._shows_totals and ends_answer(told) else told
@@ -87,6 +84,14 @@ class TokenMeter:
         choice = _CHOICE.search(event)
         self._answers[0 if choice is None else int(choice[1])] = Usage(int(counts[1]), int(counts[2]))
         return event if self._shows_counts else event[: counts.start()] + event[counts.end() :]
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """The tokens of all its prompts of which anybody has said them, each counted once; None for none."""
+        if self._prompt_tokens is None and self._answers:
+            of_each = {at // self._answers_per_prompt: one.prompt_tokens for at, one in self._answers.items()}
+            return sum(of_each.values())
+        return self._prompt_tokens
 
     @property
     def output_tokens(self) -> int | None:

@@ -104,6 +104,7 @@ def test_every_answer_has_its_prompt():
     assert meter.used(is_cancelled=True) == Usage(ADMITTED.prompt_tokens, 12), (
         "one prompt's length may be unknown"
     )
+    assert meter.prompt_tokens == 30
     meter.read(text_event(3, 6, 20))
     assert meter.used(is_cancelled=True) == Usage(60, 18)
 

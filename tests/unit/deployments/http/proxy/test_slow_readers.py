@@ -102,6 +102,19 @@ async def test_an_answer_in_one_piece_is_whole_for_whoever_reads_it_and_so_is_th
     writer.close()
 
 
+async def test_a_large_answer_may_take_its_reader_longer_than_a_small_one(served):
+    """Six megabytes at four a second, where half a second is the limit for one."""
+    proxy, port, _ = served
+    reader, writer = await connect(port)
+    writer.write(head(IN_ONE_PIECE))
+    await reader.readuntil(b"\r\n\r\n")
+    for _ in range(10):
+        await reader.readexactly(300 * len(EVENT))
+        await asyncio.sleep(0.15)
+    assert not proxy.left
+    writer.close()
+
+
 @pytest.mark.parametrize("then", [b"POST /", b"\0"], ids=["a slow head", "no HTTP"])
 async def test_a_connection_that_is_closed_ends_though_its_client_does_not_read(monkeypatch, then):
     """Which would otherwise keep it, and what it has not read, for as long as it likes."""
