@@ -16,6 +16,7 @@ from typing import Any, Final
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from telemetry import logs
+from telemetry.reporting.answering import is_cancelled
 
 _LOOK_S: Final = 1.0
 _WATCH_S: Final = 10.0
@@ -62,7 +63,7 @@ class WatchedHealth:
 
     def _join(self) -> None:
         self._watchers += 1
-        if self._looking is None:
+        if self._looking is None or self._looking.done():
             loop = asyncio.get_running_loop()
             self._seen, self._change = None, loop.create_future()
             # Not in the context of who happens to watch first: Serve would cancel it with that one.
@@ -78,7 +79,10 @@ class WatchedHealth:
         while True:
             try:
                 now = await self._look()
-            except Exception as error:  # noqa: BLE001 - a client gets no traceback, and there is a next look
+            except (Exception, asyncio.CancelledError) as error:
+                if is_cancelled():
+                    raise
+                # A client gets no traceback, and there is a next look.
                 logs.event("health_not_seen", level=logging.ERROR, error=repr(error)[:2000])
                 now = HealthCheckResponse(status=HealthCheckResponse.NOT_SERVING)
             if now != self._seen:

@@ -42,9 +42,9 @@ from deployments.http.placing.readiness import Readiness
 from deployments.http.responses import request as responses
 from deployments.http.responses.answer import ResponseWording
 from deployments.http.served_model import ModelConfig, ServedModel, ServedModels, WaysConfig
-from slo.objectives import resolve
-from slo.request import CONTEXT_HEADER, REQUEST_ID_HEADER, JobId, RequestContext
-from slo.tiers import TierSet
+from slo.objectives import TIER_HEADER, resolve
+from slo.request import CONTEXT_HEADER, REQUEST_ID_HEADER, JobId, Party, RequestContext
+from slo.tiers import Tier, TierSet
 from telemetry import logs, tracing
 from telemetry.instruments import Instruments
 from telemetry.tracing import TRACEPARENT, TRACER, TracingOptions, wall_ns
@@ -190,7 +190,9 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
     async def _read(self, request: Request, read: Callable[..., _Read], *given: Any) -> _Read:
         """What `read` makes of a request's body and of what it is `given`, when it is the body's turn."""
         raw = await _taken(request)
-        return await self._turns.read(request.state.tenant.name, len(raw), partial(read, raw, *given))
+        named = dict(request.state.headers).get(TIER_HEADER, "")
+        party = Party(request.state.tenant.name, Tier(named if named in self._tiers.names else ""))
+        return await self._turns.read(party, len(raw), partial(read, raw, *given))
 
     async def _serve(self, request: Request, model: type, method: str) -> Response:
         arrived_s = time.monotonic()

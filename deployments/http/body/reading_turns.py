@@ -16,19 +16,18 @@ from decode_node.fair_places import FairPlaces
 from deployments.http import errors as http_errors
 from slo.admission.parts import HARD_LIMIT, excess
 from slo.request import Party
-from slo.tiers import Tier
 
 AT_ONCE_S: Final = 0.005
 """Bodies that together take less are read without a pause, as most are."""
 _EACH_BYTES: Final = 64 * 1024
 """What a body counts for in turns beside its bytes: a hundred of them may hold the loop for 50 ms."""
-_NO_TIER: Final = Tier("")
-"""Which one a request is of is known once its body is read."""
 _Read = TypeVar("_Read")
 
 
 class ReadingTurns:
     """Bodies of an ingress are read one at a time, those of one tenant after those of another.
+
+    A tenant's own are in turn by the tiers that their headers name; which one a body names is not known yet.
 
     Once that has held the loop for a while, others have it for as long: reading has half of it at most.
 
@@ -46,15 +45,15 @@ class ReadingTurns:
         self._waiting_bytes = Counter[str]()
         self._places = FairPlaces(1)
 
-    async def read(self, tenant: str, size: int, read: Callable[[], _Read]) -> _Read:
-        """What `read` makes of a tenant's body of so many bytes, once it is its turn.
+    async def read(self, party: Party, size: int, read: Callable[[], _Read]) -> _Read:
+        """What `read` makes of somebody's body of so many bytes, once it is its turn.
 
         Raises:
             HTTPError: 503 when too much waits.
         """
+        tenant = party.tenant
         if excess(self._waiting_bytes, tenant, self._most_bytes, HARD_LIMIT * self._most_bytes) > 0:
             raise http_errors.too_much_in_flight(self._most_bytes)
-        party = Party(tenant, _NO_TIER)
         self._waiting_bytes[tenant] += size
         told = self._places.join(party, _EACH_BYTES + size)
         try:

@@ -81,12 +81,14 @@ def _is_unread(transport: Any) -> bool:
 class _EndsOnceClosed:
     """A connection's transport that ends within a time once it is closed, though its client reads nothing.
 
-    By itself it waits until everything is written, for a client that answers the kernel's probes for ever.
+    By itself it waits until everything is written, for a client that answers the kernel's probes for ever. It
+    is closed by whoever has it, or by the loop behind a client that says that it will send nothing more.
     """
 
     def __init__(self, transport: Any, within_s: float) -> None:
         self._transport = transport
         self._within_s = within_s
+        self._is_timed = False
         self.write = transport.write
 
     def __getattr__(self, name: str) -> Any:
@@ -94,9 +96,14 @@ class _EndsOnceClosed:
 
     def close(self) -> None:
         """Close it once everything is written, or the time is over."""
-        if not self._transport.is_closing():
-            asyncio.get_running_loop().call_later(self._within_s, self._end)
+        self.ends_in_time()
         self._transport.close()
+
+    def ends_in_time(self) -> None:
+        """It is about to be closed."""
+        if not self._is_timed:
+            self._is_timed = True
+            asyncio.get_running_loop().call_later(self._within_s, self._end)
 
     def _end(self) -> None:
         if is_open(self._transport) and _is_unread(self._transport):
@@ -105,13 +112,17 @@ class _EndsOnceClosed:
 
 
 def _bound_closing(protocol: Any, within_s: float) -> None:
-    """Have every connection that uvicorn closes end, whyever it does."""
-    made = protocol.connection_made
+    """Have every connection end that uvicorn closes, whyever it does, or that its client has half closed."""
+    made, half_closed = protocol.connection_made, protocol.eof_received
 
     def connection_made(connection: Any, transport: Any) -> None:
         made(connection, _EndsOnceClosed(transport, within_s))
 
-    protocol.connection_made = connection_made
+    def eof_received(connection: Any) -> Any:
+        connection.transport.ends_in_time()
+        return half_closed(connection)
+
+    protocol.connection_made, protocol.eof_received = connection_made, eof_received
 
 
 def _bound_idle(protocol: Any) -> None:

@@ -123,7 +123,9 @@ class PlacementClient:
             async with asyncio.timeout(max(self._timeout_s, 1.0)):
                 fleet: dict[str, Any] = await self._router.fleet.remote()
                 return fleet
-        except Exception:  # noqa: BLE001 - not answering is the answer
+        except (Exception, asyncio.CancelledError):  # not answering is the answer
+            if is_cancelled():
+                raise
             return None
 
     def job_ended(self, ended: JobEnded) -> None:

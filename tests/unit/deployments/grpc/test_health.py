@@ -30,7 +30,7 @@ class Health:
             await self.may.wait()
         finally:
             self.ended += 1
-        if isinstance(self.seen, Exception):
+        if isinstance(self.seen, BaseException):
             raise self.seen
         return self.seen
 
@@ -112,12 +112,13 @@ async def test_with_the_last_watcher_the_look_ends(is_closed):
     assert health.ended == health.looks
 
 
-async def test_a_look_that_fails_is_no_end_of_watching(caplog):
+@pytest.mark.parametrize("fails", [RuntimeError("with a path in it"), asyncio.CancelledError()], ids=repr)
+async def test_a_look_that_fails_is_no_end_of_watching(caplog, fails):
     health = Health()
     watched = WatchedHealth(health.look, LOOK_S, NEVER)
     async with aclosing(watched.changes()) as changes:
         assert await anext(changes) == GOOD
-        health.seen = RuntimeError("with a path in it")
+        health.seen = fails
         assert await anext(changes) == BAD
         health.seen = GOOD
         assert await anext(changes) == GOOD

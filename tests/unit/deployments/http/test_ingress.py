@@ -26,7 +26,7 @@ class Ingress(SlackServeIngress):
     """Keeps what it would have placed and answered."""
 
     def __init__(self, **limits):
-        self._limits = LimitsConfig(**limits)
+        self._limits, self._tiers = LimitsConfig(**limits), DEFAULT_TIERS
         self._turns = ReadingTurns(self._limits.max_bytes_in_flight)
         self._models = SimpleNamespace(named_by=lambda body: SERVED)
         self._conversions = SimpleNamespace(answer=self._converted)
@@ -49,7 +49,7 @@ def posted(body, *headers):
     async def receive():
         return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
 
-    state = {"request_id": "from-header", "tenant": ANONYMOUS}
+    state = {"request_id": "from-header", "tenant": ANONYMOUS, "headers": []}
     scope = {"type": "http", "method": "POST", "path": "/", "headers": headers or [JSON], "state": state}
     return Request(scope, receive)
 
@@ -93,7 +93,7 @@ class Naming(SlackServeIngress):
 )
 async def test_the_log_has_both_names_of_a_request_that_its_body_names(caplog, given, name, lines):
     request = posted({"model": "m", "prompt": "hi", "max_tokens": 1, **given})
-    request.state.headers, request.state.server_id = [], "fc419b9ddd3a0b11"
+    request.state.server_id = "fc419b9ddd3a0b11"
     with caplog.at_level("INFO", "ray.serve"), pytest.raises(HTTPError) as ended:
         await Naming().completions(request)
     assert ended.value.code == f"{name}-fc419b9ddd3a0b11", "its job"

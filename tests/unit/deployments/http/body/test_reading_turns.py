@@ -8,6 +8,8 @@ import pytest
 
 from deployments.http.body.reading_turns import AT_ONCE_S, ReadingTurns
 from deployments.http.errors import HTTPError
+from slo.request import Party
+from slo.tiers import PREMIUM, STANDARD
 
 READING_S = 0.01
 SIZE = 1000
@@ -27,8 +29,8 @@ class Reading:
         self.read.append(name)
         return name
 
-    async def one(self, name, tenant="a", size=SIZE):
-        return await self.turns.read(tenant, size, lambda: self._read(name))
+    async def one(self, name, tenant="a", size=SIZE, tier=""):
+        return await self.turns.read(Party(tenant, tier), size, lambda: self._read(name))
 
     def begin(self, *names, **of):
         return [asyncio.create_task(self.one(name, **of)) for name in names]
@@ -113,6 +115,14 @@ async def test_who_leaves_as_their_turn_comes_leaves_it_to_the_next(passes):
     assert reading.read in (["a", "c"], ["a", "b", "c"])
 
 
+async def test_of_one_tenant_the_tiers_that_headers_name_have_turns():
+    reading = Reading()
+    many = reading.begin(*range(4), tier=STANDARD)
+    (urgent,) = reading.begin("urgent", tier=PREMIUM)
+    await asyncio.gather(*many, urgent)
+    assert reading.read.index("urgent") <= 2
+
+
 async def test_a_body_that_is_refused_ends_its_turn():
     reading = Reading()
 
@@ -120,7 +130,7 @@ async def test_a_body_that_is_refused_ends_its_turn():
         raise HTTPError(400, "no", kind="test", code="no")
 
     with pytest.raises(HTTPError):
-        await reading.turns.read("a", SIZE, refuse)
+        await reading.turns.read(Party("a", STANDARD), SIZE, refuse)
     assert await reading.one("next") == "next"
 
 

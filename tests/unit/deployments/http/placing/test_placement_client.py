@@ -200,6 +200,23 @@ async def test_a_word_of_what_lives_that_is_cancelled_from_below_is_not_the_last
     await asyncio.wait_for(third.wait(), 5)
 
 
+async def test_a_router_that_is_cancelled_over_a_question_has_not_answered_it():
+    """As Serve has it where the router ends; whoever is cancelled here itself is."""
+
+    async def cancelled():
+        raise asyncio.CancelledError
+
+    router = Router(answering(HERE))
+    router.fleet = Method(cancelled)
+    assert await PlacementClient(router, TIMEOUT_S, Counts()).fleet() is None
+    router.fleet = Method(hanging)
+    asking = asyncio.create_task(PlacementClient(router, TIMEOUT_S, Counts()).fleet())
+    await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+
+
 async def test_no_word_of_what_lives_overtakes_that_of_an_end(monkeypatch):
     """Of what it hears first the router ends a request, and only an end says what was taken."""
     monkeypatch.setattr(placement_client, "RECONCILE_S", 0.1)

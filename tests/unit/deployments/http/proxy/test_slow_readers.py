@@ -10,7 +10,7 @@ from limited_proxy import EVENT, IN_ONE_PIECE, connect, head, post, serving
 
 from deployments.config.tls import TLSConfig
 
-ESTABLISHED = 1
+ESTABLISHED, CLOSED = 1, 7
 
 
 def state_of(client):
@@ -100,6 +100,22 @@ async def test_an_answer_in_one_piece_is_whole_for_whoever_reads_it_and_so_is_th
             assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
             assert await reader.readexactly(3000 * len(EVENT)) == EVENT * 3000
     writer.close()
+
+
+async def test_a_connection_that_its_client_has_half_closed_ends_though_that_does_not_read(monkeypatch):
+    async with serving(monkeypatch, timeout_keep_alive=60) as (proxy, port, _):
+        _, writer = await connect(port)
+        client = writer.get_extra_info("socket")
+        writer.transport.pause_reading()
+        writer.write(head("/in-all-buffers"))
+        while not proxy.asked or proxy.streaming:  # noqa: ASYNC110 - the proxy tells in no other way
+            await asyncio.sleep(0.01)
+        writer.write_eof()
+        started_s = time.monotonic()
+        while state_of(client) != CLOSED:
+            await asyncio.sleep(0.05)
+            assert time.monotonic() - started_s < 5
+        writer.transport.abort()
 
 
 async def test_a_large_answer_may_take_its_reader_longer_than_a_small_one(served):
