@@ -141,7 +141,7 @@ def _refused_unread(serving: Any, request: Any, max_model_len: int) -> ErrorResp
     vLLM itself refuses such a text only where the rest is not to be cut off, and token ids only once it has
     made the text of them that an echo begins with.
     """
-    if request.echo and (found := _token_ids(request)) > max_model_len:
+    if request.echo and not request.return_token_ids and (found := _token_ids(request)) > max_model_len:
         message = (
             f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains "
             f"{found} input tokens, and an echo begins with the text of all. Please reduce the length of the "

@@ -23,7 +23,7 @@ from slo.tiers import TierSet
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-    from decode_node.engine.pace import Pace
+    from decode_node.engine.pace import Beside, Pace
     from decode_node.engine.stream_book import StreamBook
     from decode_node.engine.view import StreamView
     from kv_transfer.swap.book import SwapBook
@@ -108,7 +108,8 @@ class Admission:
         parked = [view.parked(request, now_s) for request in waiting]
         room = self._room(held_by, left, kept, now_s)
         ordered = restore_order(parked, self._tiers, self._ageing, now_s, room.holdings, room.pool.tokens)
-        waiters = _Waiters(view, self._book, self._pace, self._lengths, self._swaps, requests, held_by, now_s)
+        beside = self._pace.beside(held_by, now_s)
+        waiters = _Waiters(view, self._book, self._pace, self._lengths, self._swaps, requests, beside, now_s)
         found = starts(ordered, waiters, room, self._tiers, now_s)
         self._full = None
         if not (found or room.is_paced):
@@ -210,7 +211,7 @@ class _Waiters:
     lengths: OutputLengths
     swaps: SwapBook | None
     requests: Mapping[str, Request]
-    held_by: Sequence[Request]
+    beside: Beside
     now_s: float
 
     def holding(self, parked: Parked) -> Holding:
@@ -229,7 +230,8 @@ class _Waiters:
 
     def is_borne(self, parked: Parked, starts: Sequence[Parked]) -> bool:
         """Whether the pace of those that run, and of those that start before it, bears it."""
-        others = [*self.held_by, *(self.requests[one.request_id] for one in starts)]
+        newcomers = [self.requests[one.request_id] for one in starts]
+        beside = self.pace.beside(newcomers, self.now_s, self.beside) if newcomers else self.beside
         request = self.requests[parked.request_id]
         to_come = self.view.expected(request, self.lengths).remaining
-        return self.pace.admits(request, others, parked.since_s, self.now_s, to_come)
+        return self.pace.admits(request, beside, parked.since_s, self.now_s, to_come)

@@ -7,10 +7,10 @@ much. Owns who was left out last, and how much of a sequence a step computes bes
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from slo.decode.composition import MARGIN, Composer, Starting, chunk_within
+from slo.decode.composition import MARGIN, Composer, Paced, Starting, chunk_within
 from slo.decode.step_time import StepShape, StepTimes
 
 if TYPE_CHECKING:
@@ -21,6 +21,18 @@ if TYPE_CHECKING:
     from decode_node.engine.view import StreamView
 
 _NOBODY: Final[frozenset[str]] = frozenset()
+
+
+class Beside(NamedTuple):
+    """What a newcomer would start beside.
+
+    Attributes:
+        streams: Those that run, or are going to: their KV is on its way, or they start with the next step.
+        prompt_tokens: What the next step computes of prompts, and of sequences that are computed again.
+    """
+
+    streams: Sequence[Paced]
+    prompt_tokens: int
 
 
 class Pace:
@@ -76,14 +88,23 @@ class Pace:
             return self.most_tokens
         return chunk_within(min(objectives), token_s, self.most_tokens)
 
+    def beside(self, others: Iterable[Request], now_s: float, known: Beside | None = None) -> Beside:
+        """What a newcomer would start beside: these, and those that are `known` already."""
+        if not self._book.paced:
+            return Beside((), 0)
+        streams = [self._view.paced(one, self._clock.ended_s, now_s) for one in others]
+        if known is not None:
+            return Beside([*known.streams, *streams], known.prompt_tokens)
+        return Beside(streams, self._prompt_tokens())
+
     def admits(
-        self, request: Request, others: Iterable[Request], since_s: float, now_s: float, to_come: int = 0
+        self, request: Request, beside: Beside, since_s: float, now_s: float, to_come: int = 0
     ) -> bool:
         """Whether the others bear a request, it has waited for long enough, or it loses its own objective.
 
         Args:
             request: It.
-            others: Those that run, or are going to: their KV is on its way, or they start with the next step.
+            beside: The others.
             since_s: Since when it waits.
             now_s: Now.
             to_come: Tokens that it is expected to emit.
@@ -102,11 +123,7 @@ class Pace:
             prompt_steps=-(-tokens // self.most_tokens),
             is_top=stream.rank == self._view.top_rank,
         )
-        paced = [self._view.paced(one, self._clock.ended_s, now_s) for one in others]
-        computing = [
-            one.num_tokens - one.num_computed_tokens for one in self._view.running if one.is_prefill_chunk
-        ]
-        return self._composer.bears(paced, newcomer, now_s, min(self.most_tokens, sum(computing)))
+        return self._composer.bears(beside.streams, newcomer, now_s, beside.prompt_tokens)
 
     def leaves_out(self, now_s: float) -> frozenset[str]:
         """Whom the next step leaves out for the sake of the others' pace; asked once for each."""
@@ -114,13 +131,21 @@ class Pace:
             self._left_out = self._choose(now_s)
         return self._left_out
 
+    def _prompt_tokens(self) -> int:
+        """What the next step computes of prompts, and of sequences that are computed again."""
+        running, book = self._view.running, self._book
+        lacks: int = sum([one.num_tokens - one.num_computed_tokens for one in running if one.is_prefill_chunk])
+        if not lacks:
+            return 0
+        return min(lacks, self.chunk_tokens() if book.parked or book.restoring else self.most_tokens)
+
     def _choose(self, now_s: float) -> frozenset[str]:
         if not self._times.is_known:
             return _NOBODY
         running, accounts = self._view.running, self._book.accounts
         decoding = [request for request in running if not request.is_prefill_chunk]
         context = sum([request.num_computed_tokens for request in decoding])
-        prompt = self.chunk_tokens() if len(decoding) < len(running) else 0
+        prompt = self._prompt_tokens()
         full_s = self._times.predict_s(StepShape(len(decoding), context, prompt))
         tightest = min([accounts[name].tpot_s or 0.0 for name in self._book.paced], default=math.inf)
         if full_s <= MARGIN * tightest and not self._left_out:

@@ -75,8 +75,14 @@ def _in_turn(
         except BaseException:
             places.leave(party, told)
             raise
+
+        def ended(call: asyncio.Future[Any]) -> None:
+            places.leave(party, told)
+            if not call.cancelled():
+                call.exception()  # seen, so that nobody complains of one whose caller has left
+
         # A thread does to its end what it has begun, for whoever has left, too.
-        call.add_done_callback(lambda _: places.leave(party, told))
+        call.add_done_callback(ended)
         return await asyncio.shield(call)
 
     return in_turn

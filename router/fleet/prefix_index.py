@@ -65,14 +65,14 @@ class _Account:
             rest.
         computed: Blocks that the replica has.
         awaited: Blocks that nobody has computed yet: of as many tokens at most, beside the others.
-        askers: Of those, how many prompts are to compute each.
+        askers: Of those, the prompts that are to compute each.
     """
 
     capacity_tokens: int = DEFAULT_CAPACITY_TOKENS
     trust: float = 1.0
     computed: _Blocks = field(default_factory=_Blocks)
     awaited: _Blocks = field(default_factory=_Blocks)
-    askers: dict[int, int] = field(default_factory=dict)
+    askers: dict[int, set[JobId]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -150,7 +150,7 @@ class PrefixIndex:
         one = _UnderWay(replica_id, hashes, block_tokens, expected_tokens, is_text, awaited)
         self._under_way[job_id] = one
         for block in reversed(awaited):  # the first blocks are used by most, and go last
-            account.askers[block] = account.askers.get(block, 0) + 1
+            account.askers.setdefault(block, set()).add(job_id)
             self._add(replica_id, account.awaited, block, block_tokens)
         self._trim(replica_id, account)
 
@@ -176,7 +176,7 @@ class PrefixIndex:
             return
         account = self._accounts[one.replica_id]
         for block in reversed(one.hashes):
-            if account.askers.pop(block, 0):
+            if account.askers.pop(block, None):
                 account.awaited.drop(block)
             self._add(one.replica_id, account.computed, block, one.block_tokens)
         self._trim(one.replica_id, account)
@@ -187,10 +187,10 @@ class PrefixIndex:
             return
         account = self._accounts[one.replica_id]
         for block in one.awaited:
-            if (many := account.askers.get(block, 0)) > 1:
-                account.askers[block] = many - 1
-            elif many:
-                self._drop(one.replica_id, account, account.awaited, block)
+            if job_id in (askers := account.askers.get(block, set())):
+                askers.remove(job_id)
+                if not askers:
+                    self._drop(one.replica_id, account, account.awaited, block)
 
     def found(
         self, replica_id: ReplicaId, expected_tokens: int, cached_tokens: int, *, is_text: bool = False

@@ -39,7 +39,7 @@ class InPace(Ours):
             self._left_out = {}
             return frozenset()
         context = sum(one.computed for one in decoding.values())
-        prompt = engine.chunk_tokens if len(decoding) < len(engine.running) else 0
+        prompt = _prompt_tokens(engine)
         full_s = self._times.predict_s(StepShape(len(decoding), context, prompt))
         if full_s <= MARGIN * min(objectives) and not self._left_out:
             return frozenset()
@@ -70,11 +70,16 @@ class InPace(Ours):
             prompt_steps=-(-tokens // engine.setup.chunk_tokens),
             is_top=one.rank == self._tiers.top_rank,
         )
-        computing = sum([lacks for one in engine.running if (lacks := one.length - one.computed) > 1])
         paced = [self._paced(other, now_s) for other in others]
-        return self._composer.bears(paced, newcomer, now_s, min(engine.setup.chunk_tokens, computing))
+        return self._composer.bears(paced, newcomer, now_s, _prompt_tokens(engine))
 
     def _paced(self, one: PressedStream, now_s: float) -> Paced:
         token_s = self._left_out.get(one, now_s)
         context = one.computed or one.length
         return Paced(one.asked.name, context, one.asked.tpot_s, one.credit_s(now_s), token_s, one.rank)
+
+
+def _prompt_tokens(engine: PressedEngine) -> int:
+    """What the next step computes of prompts, and of sequences that are computed again."""
+    lacks = sum([more for one in engine.running if (more := one.length - one.computed) > 1])
+    return min(lacks, engine.chunk_tokens)

@@ -348,6 +348,8 @@ async def test_of_more_token_ids_than_a_prompt_has_no_text_is_made_for_an_echo(
     if not (echo and is_refused):
         assert isinstance(answer, Rendered)
         return
+    as_ids = asked.model_copy(update={"return_token_ids": True})
+    assert isinstance(await rendering.render(Layer(), as_ids, is_chat=False, max_model_len=64), Rendered)
     assert (answer.error.code, answer.error.param) == (rendering.BAD_REQUEST, "prompt")
     assert "contains 65 input tokens" in answer.error.message
     assert layer.rendered == []

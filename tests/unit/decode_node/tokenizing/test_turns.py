@@ -1,6 +1,7 @@
 """Prompts are made tokens of in turn by tier and tenant, one at a time."""
 
 import asyncio
+import gc
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -173,6 +174,18 @@ async def test_what_fails_gives_its_turn_on(renderer):
     with pytest.raises(ValueError, match="wrong"):
         await wrong
     assert await right == 5
+
+
+async def test_what_fails_for_somebody_who_has_left_is_nothing_to_complain_of(renderer, caplog):
+    wrong = renderer.ask("wrong", request("a"))
+    await renderer.has_begun()
+    wrong.cancel()
+    await asyncio.wait([wrong])
+    right = renderer.ask("right", request("a"))
+    renderer.go_on(2)
+    assert await right == 5
+    gc.collect()
+    assert not caplog.records
 
 
 async def test_what_is_nested_too_deep_to_be_counted_has_no_turn(renderer):

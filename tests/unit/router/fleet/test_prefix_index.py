@@ -185,6 +185,19 @@ def test_prompts_that_are_never_computed_have_nothing_forgotten_that_was():
     assert (len(index), index.tokens_of(A)) == (10, 1000)
 
 
+def test_blocks_that_were_forgotten_and_are_awaited_again_stay_though_the_first_leaves():
+    index = PrefixIndex()
+    index.resize(A, 1000)
+    index.placed(A, ONE, [1, 2], 100)
+    index.placed(A, TWO, range(100, 110), 100)
+    assert index.cached_blocks([1, 2]) == {}
+    index.placed(A, THREE, [1, 2], 100)
+    index.withdrawn(ONE)
+    assert index.cached_blocks([1, 2]) == {A: 2}
+    index.withdrawn(THREE)
+    assert index.cached_blocks([1, 2]) == {}
+
+
 def test_a_prompt_has_others_forgotten_once_it_is_computed():
     index = PrefixIndex()
     index.resize(A, 1000)

@@ -126,7 +126,8 @@ def test_a_newcomer_that_would_lose_its_own_objective_does_not_wait_for_the_pace
     waits, now_s = engine.add("waits", 20, 60, **{FIRST_DUE_XARG: 1000.0}), 999.0
 
     def admits(now_s, to_come=0):
-        return scheduler._pace.admits(waits, running, now_s - 1, now_s, to_come)
+        beside = scheduler._pace.beside(running, now_s)
+        return scheduler._pace.admits(waits, beside, now_s - 1, now_s, to_come)
 
     assert not admits(990.0), "time enough"
     assert admits(999.3), "each step takes a fifth of a second"

@@ -50,6 +50,11 @@ def test_only_who_has_a_token_in_the_step_bounds_what_is_computed_again_beside_i
     for _ in range(2):
         engine.step()
     assert pace.chunk_tokens() == 32
+    running = engine.scheduler.running
+    assert pace.beside(running, 0.0).prompt_tokens == 256, "nobody has lost anything"
+    engine.scheduler._book.parked.add("decodes")
+    assert pace.beside(running, 0.0).prompt_tokens == 32
+    engine.scheduler._book.parked.clear()
     engine.finish()
 
 
