@@ -134,7 +134,9 @@ class Pace:
     def _prompt_tokens(self) -> int:
         """What the next step computes of prompts, and of sequences that are computed again."""
         running, book = self._view.running, self._book
-        lacks: int = sum([one.num_tokens - one.num_computed_tokens for one in running if one.is_prefill_chunk])
+        lacks: int = sum(
+            [one.num_tokens - one.num_computed_tokens for one in running if one.is_prefill_chunk]
+        )
         if not lacks:
             return 0
         return min(lacks, self.chunk_tokens() if book.parked or book.restoring else self.most_tokens)

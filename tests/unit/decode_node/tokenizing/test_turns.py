@@ -184,6 +184,7 @@ async def test_what_fails_for_somebody_who_has_left_is_nothing_to_complain_of(re
     right = renderer.ask("right", request("a"))
     renderer.go_on(2)
     assert await right == 5
+    del wrong
     gc.collect()
     assert not caplog.records
 
