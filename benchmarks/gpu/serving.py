@@ -68,11 +68,11 @@ class ServingPlan:
 FULL: Final = ServingPlan()
 TINY: Final = replace(
     FULL,
-    shape=ModelShape(layers=8, hidden=128, intermediate=256, heads=4, kv_heads=2, head_dim=32),
+    shape=ModelShape(layers=16, hidden=128, intermediate=256, heads=4, kv_heads=2, head_dim=32),
     vocabulary=512,
-    longest=4096,
+    longest=8192,
     urgent=replace(FULL.urgent, tokens=16, ttft_s=0.5),
-    long=replace(FULL.long, tokens=3072),
+    long=replace(FULL.long, tokens=6144),  # so long that the urgent ones cannot wait for its end
     stream=replace(FULL.stream, tokens=64, output_tokens=16),
     streams=2,
     rounds=2,
