@@ -42,6 +42,7 @@ from slo.request import (
     WEIGHT_XARG,
     JobId,
     RequestContext,
+    job_of,
 )
 from slo.tiers import weight_of
 from telemetry import logs
@@ -131,6 +132,10 @@ class JobTable:
         if attempt_id in self._released:
             yield _gone(attempt_id)
             return
+        if attempt_id in self._computing:  # Serve calls once more where it cannot know that it has
+            yield self._failed("computed_already", "the prefill replica computes this attempt already")
+            return
+        self._drop_others(context)
         self._accept(context, job)
         sampled = request.sampled_by(draws_of(self._engine._engine_client.vllm_config))  # noqa: SLF001 - no public way in
         params = self._params(sampled or nothing_but_kv(), context, job)
@@ -147,6 +152,17 @@ class JobTable:
             raise
         finally:
             self._end(context, job.arrived_s, abandoned=abandoned)
+
+    def _drop_others(self, context: RequestContext) -> None:
+        """End what is computed of other attempts at a job: nobody waits for that any more.
+
+        A decode replica that hangs, or whose host is gone, cannot say so of those that were taken from it.
+        """
+        if not context.attempt:
+            return
+        for attempt_id in [*self._computing]:
+            if job_of(attempt_id) == context.job_id:
+                self._background.run("release", self.release(attempt_id), job_id=context.job_id)
 
     async def release(self, attempt_id: JobId) -> None:
         """Release an attempt at a job wherever it is: not yet here, running, or waiting to be pulled."""

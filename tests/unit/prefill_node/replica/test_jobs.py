@@ -195,6 +195,30 @@ async def test_a_late_release_leaves_the_next_attempt_alone(table, client):
     assert [job_of(attempt) for attempt in table._ledger.take_ended()] == ["job", "job"]
 
 
+async def test_another_attempt_ends_what_is_still_computed_of_one_whose_decode_replica_was_given_up(
+    table, client
+):
+    earlier, other = asyncio.create_task(prefill(table)), asyncio.create_task(prefill(table, job="other"))
+    await asyncio.sleep(0.01)
+    assert len(client.asked) == 2
+    later = asyncio.create_task(prefill(table, attempt=100))
+    assert (await earlier).error.code == CLIENT_CLOSED_REQUEST
+    client.go.set()
+    assert isinstance(await later, Prefilled)
+    assert isinstance(await other, Prefilled)
+    assert not table._computing
+
+
+async def test_a_call_that_comes_twice_is_computed_once(table, client):
+    first = asyncio.create_task(prefill(table))
+    await asyncio.sleep(0.01)
+    again = await prefill(table)
+    assert (again.error.type, again.error.code) == ("computed_already", 503)
+    client.go.set()
+    assert isinstance(await first, Prefilled)
+    assert len(client.asked) == 1
+
+
 async def test_before_a_full_replica_a_premium_job_goes_before_background_ones(table, client):
     jobs = [asyncio.create_task(prefill(table, job=f"{n}", tier=BACKGROUND)) for n in range(30)]
     await asyncio.sleep(0.01)
