@@ -55,7 +55,11 @@ class Gate:
         """
         if self.admission is None:
             return None
-        work_s = 0.0 if request.only_decode else self._work_s(tokens, replicas, now_s, cached_tokens)
+        work_s = self._work_s(tokens, replicas, now_s, cached_tokens)
+        if request.only_decode:
+            work_s = 0.0  # not prefill's
+        elif not replicas:
+            self.admission.asked(now_s)
         asked = AdmissionRequest(
             request.job_id,
             request.objective.tier,
@@ -80,9 +84,7 @@ class Gate:
         assert self.admission is not None
         new = tokens - cached_tokens
         work_s = min((one.predictor.work_s(new, cached_tokens) for one in replicas), default=0.0)
-        if not replicas:
-            self.no_replica(now_s)
-        elif len(replicas) != self._replicas or now_s - self._looked_at_s >= _LOOK_S:
+        if len(replicas) != self._replicas or now_s - self._looked_at_s >= _LOOK_S:
             self._replicas, self._looked_at_s = len(replicas), now_s
             self.admission.has_capacity(_capacity(replicas, new, cached_tokens, work_s), now_s)
         return work_s

@@ -271,12 +271,12 @@ class RouterCore:
     def _gate_refusal(self, inquiry: Inquiry, prefill: list[PrefillView]) -> Rejected | None:
         """Why a request is not admitted; None when it is, or was before.
 
-        Where it can have only some of the `prefill` replicas, others are admitted for the rest.
+        Where it can have only some of the `prefill` replicas, or needs none, others are admitted for them.
         """
         request, replicas, now_s = inquiry.request, inquiry.prefill, inquiry.now_s
         if request.is_admitted:
             return None
-        if 0 < len(replicas) < len(prefill):
+        if request.only_decode or 0 < len(replicas) < len(prefill):
             replicas = self.view.prefill_with_decode(now_s)
         tokens, answer_tokens = inquiry.tokens, self._promises.answer_tokens(request)
         return self._gate.refusal(request, tokens, replicas, now_s, inquiry.max_cached, answer_tokens)

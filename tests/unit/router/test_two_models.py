@@ -104,20 +104,24 @@ def test_what_is_delivered_of_an_answer_goes_on_with_the_same_model():
     assert made.place(lost, 0.0).reason is RejectionReason.NO_REPLICA, "nobody has that model any more"
 
 
+@pytest.mark.parametrize("only_decode", [False, True])
 @pytest.mark.parametrize(
     ("prefill", "decode", "capacity"),
     [
         (["old-p", "new-p", "new-q"], ["old-d", "new-d"], 3),
         (["old-p", "new-p", "new-q"], ["old-d"], 1),
         (["old-p", "new-p"], ["-d"], 2),
+        (["new-p"], ["old-d", "new-d"], 1),
     ],
 )
-def test_what_is_asked_of_both_models_is_held_against_the_replicas_of_both(prefill, decode, capacity):
+def test_what_is_asked_of_both_models_is_held_against_the_replicas_of_both(
+    prefill, decode, capacity, only_decode
+):
     """But not against those from which no decode replica goes on."""
     rules = AdmissionRules()
     admission = AdmissionController(DEFAULT_TIERS, rules, TenantGates(), lambda: 1.0)
     made = router(prefill, decode, gate=Gate(admission))
-    assert isinstance(made.place(request(1, 100), 0.0), Placed)
+    assert isinstance(made.place(request(1, 100, only_decode=only_decode), 0.0), Placed)
     assert admission.capacity == capacity
 
 

@@ -7,10 +7,10 @@ from gated_router import ask, report, router
 
 from router.messages import JobEnded, Placed, PlacementReason, PlacementRequested
 from slo.admission.tenant_limits import TenantLimit
-from slo.autoscaling.need import DecodeDemand
+from slo.autoscaling.need import DecodeDemand, FleetDemand, FleetLoad, PrefillDemand
 from slo.errors import RejectionReason
 from slo.objectives import Objective
-from slo.reports import DecodeReported
+from slo.reports import DecodeReported, ReplicaGone
 from slo.request import JobId, Party, ReplicaId
 from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
@@ -159,3 +159,32 @@ def test_one_that_goes_on_after_a_loss_is_not_refused_for_the_queue():
     full = DecodeReported(ReplicaId("decode"), 0.1, 0, local_prefills={Party("a", BACKGROUND): 500})
     core.view.decode_reported(full, 0.0)
     assert isinstance(ask(core, "several", only_decode=True, is_admitted=True), Placed)
+
+
+@pytest.mark.parametrize("is_lost_before", [False, True])
+def test_it_may_be_shed_where_nothing_else_is_asked_for(is_lost_before):
+    """What prefill can do is known by its replicas, whoever asks."""
+    core, admission = router()
+    if is_lost_before:
+        core.replica_gone(ReplicaGone(ReplicaId("prefill-0")), 9.0)
+        assert ask(core, "by prefill", now_s=9.0).reason is RejectionReason.NO_REPLICA
+        report(core, now_s=9.1)
+    for number in range(4):
+        ask(core, f"{number}", PREMIUM, only_decode=True, now_s=9.2)
+    ask(core, "background", answers_per_prompt=9, only_decode=True, now_s=9.2)
+    decode = DecodeDemand(0.1, 13, pace=0.9, replicas=1)
+    prefill = PrefillDemand(*admission.demand(9.2), capacity=admission.capacity, replicas=1)
+    assert FleetDemand(prefill, decode).load is FleetLoad.LOADED, "the monitor sheds for it"
+    admission.decode.sees(decode)
+    admission.follow({BACKGROUND: 1.0}, 0.0)
+    assert ask(core, "next", only_decode=True, now_s=9.3).reason is RejectionReason.SHED_BY_POLICY
+    assert isinstance(ask(core, "urgent", PREMIUM, only_decode=True, now_s=9.3), Placed)
+
+
+def test_prefill_that_is_lost_can_do_nothing_whoever_asks():
+    core, admission = router()
+    assert isinstance(ask(core, "one", only_decode=True), Placed)
+    assert admission.capacity == 1.0
+    core.replica_gone(ReplicaGone(ReplicaId("prefill-0")), 9.0)
+    assert isinstance(ask(core, "other", only_decode=True, now_s=9.0), Placed)
+    assert (admission.capacity, admission.shown_load(9.0)) == (0.0, 0.0)
