@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -10,6 +11,8 @@ from ddsketch import DDSketch
 
 RELATIVE_ACCURACY: Final = 0.01
 """Of the quantiles."""
+_DECIMALS: Final = 6
+"""To which a fraction of a count is rounded: 0.55 of 100 are 55, though floats make it a little more."""
 
 
 class Spread(NamedTuple):
@@ -40,8 +43,11 @@ class LatencySketch:
         return merged
 
     def quantile(self, quantile: float) -> float | None:
-        """The value that a fraction `quantile` of all does not exceed; None without any."""
-        value = self._values.get_quantile_value(quantile)
+        """The least value that a fraction `quantile` does not exceed, by nearest rank; None without any."""
+        count = self._values.count
+        rank = max(0, math.ceil(round(quantile * count, _DECIMALS)) - 1)
+        # The sketch takes the rank below a fraction of the last one: half a rank more, no rounding tells.
+        value = self._values.get_quantile_value(min(1.0, (rank + 0.5) / max(1, count - 1)))
         return None if value is None else float(value)
 
     def spread(self) -> Spread | None:

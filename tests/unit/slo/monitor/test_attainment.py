@@ -95,6 +95,15 @@ def test_headroom_is_what_is_left_of_the_budget_at_the_targets_quantile():
     assert filled(replace(OK, ttft_s=None, tpot_s=None)).over(300, 1000.0, 0.95).headroom is None
 
 
+@pytest.mark.parametrize("requests", [1, 2, 50, 99, 100, 101, 1000])
+@pytest.mark.parametrize("target", [0.5, 0.9, 0.95, 0.99, 0.999])
+def test_headroom_is_negative_where_more_miss_than_the_target_allows(requests, target):
+    may_miss = int(round(requests * (1 - target), 6))
+    for missed in {0, may_miss, may_miss + 1} - {requests + 1}:
+        found = filled(*[OK] * (requests - missed), *[LATE] * missed).over(300.0, 1000.0, target)
+        assert (found.headroom < 0) is (missed > may_miss), missed
+
+
 def test_goodput_counts_finished_requests_that_missed_nothing():
     windows = RollingAttainment(300.0)
     for second in range(100):
