@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from ray.serve.schema import ApplicationStatus
 
 from deployments.local.launcher import APP_NAME, DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
-from telemetry.reporting.monitor_client import find_any_monitor
+from telemetry.reporting.monitor_client import monitors_of
 from telemetry.reporting.of_model import OfModel, in_names
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class _SeveralFitError(NotRunningError):
 class RunningDeployment:
     """A deployment that runs: the model it serves, its Ray's address, and whom to ask.
 
-    `find_monitor` returns the SLO monitor's actor handle, or raises; None when nobody shall be asked.
+    `find_monitors` returns the handles of its SLO monitors' actors; None when nobody shall be asked.
     """
 
     model: str
@@ -47,7 +47,7 @@ class RunningDeployment:
     router: OfModel
     prefill: DeploymentHandle
     decode: DeploymentHandle | None = None
-    find_monitor: Callable[[], Any] | None = None
+    find_monitors: Callable[[], Iterable[Any]] | None = None
 
     async def ask_prefill(self, method: str, replica: str, *arguments: Any) -> Any:
         """One replica's own answer; None when Serve has it no more and would have another one answer."""
@@ -178,8 +178,8 @@ def _running(application: str, model: str, router: DeploymentHandle) -> RunningD
         _handle(prefix + in_names(model), application) for prefix in (PREFILL_PREFIX, DECODE_PREFIX)
     )
     address = ray.get_runtime_context().gcs_address
-    find_monitor = partial(find_any_monitor, application)
-    return RunningDeployment(model, address, OfModel(router, model), prefill, decode, find_monitor)
+    find_monitors = partial(monitors_of, application)
+    return RunningDeployment(model, address, OfModel(router, model), prefill, decode, find_monitors)
 
 
 def _handle(deployment: str, application: str) -> DeploymentHandle:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import signal
 import time
@@ -25,6 +26,7 @@ from deployments.local.launcher import ROUTER_NAME
 from deployments.local.running import NotRunningError, RunningDeployment
 from deployments.top.frame import DecodeRow, Frame, PrefillRow
 from deployments.top.view import view
+from slo.monitor.messages import Role
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,6 +43,8 @@ _FORGOTTEN_S: Final = 60.0
 """Serve replaces a failed replica within a minute."""
 _GONE_S: Final = 10.0
 """Ray ends a process that cannot reach it for a minute, and leaves the terminal as it is: be gone by then."""
+_FIND_EVERY_S: Final = 10.0
+"""An upgrade starts another monitor, while the one before goes on answering for minutes."""
 
 
 def quiet() -> None:
@@ -120,11 +124,12 @@ class Collector:
         self._router_at_s = 0.0
         self._tiers: tuple[str, ...] = ()
         self._monitored = False
-        self._monitor: Any = None
+        self._monitors: dict[str, Any] = {}
+        self._found_s = -math.inf
 
     async def look(self, timeout_s: float) -> Frame:
         """Ask everybody; who has not answered after `timeout_s` is shown as not answering."""
-        questions: dict[str, _Question] = {ROUTER_NAME: self._ask_router, _MONITOR: self._ask_monitor}
+        questions: dict[str, _Question] = {ROUTER_NAME: self._ask_router, _MONITOR: self._find_monitors}
         answers = await self._questions.put(questions, timeout_s)
         fleet = answers[ROUTER_NAME]
         if fleet is not None:
@@ -133,9 +138,9 @@ class Collector:
             self._monitored = fleet.get("monitored", False)
             self._prefill |= {state["replica"]: _Heard(state, at_s) for state in fleet["prefill"]}
             self._decode |= {state["replica"]: _Heard(state, at_s) for state in fleet["decode"]}
-        works = await self._questions.put(
-            {replica: partial(self._ask_prefill, replica) for replica in self._prefill}, timeout_s
-        )
+        asked = {replica: partial(self._ask_prefill, replica) for replica in self._prefill}
+        asked |= {name: partial(self._ask_monitor, monitor) for name, monitor in self._monitors.items()}
+        works = await self._questions.put(asked, timeout_s)
         now_s = time.monotonic()
         if fleet is not None:
             # A router that has just started has not heard of all of them yet.
@@ -152,22 +157,29 @@ class Collector:
             decode=tuple(DecodeRow(**self._seen(heard, now_s, "running")) for heard in self._decode.values()),
             tiers=self._tiers,
             monitored=self._monitored,
-            monitor=answers[_MONITOR],
+            monitor=self._steering(works),
         )
 
     async def _ask_router(self) -> Any:
         return await self._running.router.fleet.remote()
 
-    async def _ask_monitor(self) -> Any:
-        """The monitor's state; None when there is none to ask. One that fails is looked for anew."""
-        if self._monitor is None and self._running.find_monitor is not None:
-            self._monitor = await asyncio.to_thread(self._running.find_monitor)
-        if (monitor := self._monitor) is None:
-            return None
-        self._monitor = None
-        state = await monitor.state.remote(self._running.model)
-        self._monitor = monitor
-        return state
+    async def _find_monitors(self) -> None:
+        """Find the application's monitors, now and then and when none has answered."""
+        find = self._running.find_monitors
+        if find is not None and time.monotonic() - self._found_s >= _FIND_EVERY_S:
+            found = await asyncio.to_thread(lambda: list(find()))
+            self._monitors = {f"{_MONITOR} {monitor}": monitor for monitor in found}
+            self._found_s = time.monotonic()
+
+    async def _ask_monitor(self, monitor: Any) -> Any:
+        return await monitor.state.remote(self._running.model)
+
+    def _steering(self, answers: Mapping[str, Any]) -> Any:
+        """The state of the monitor that steers; None when none answers, and then it is looked for anew."""
+        states = [state for name in self._monitors if (state := answers.get(name)) is not None]
+        if not states:
+            self._found_s = -math.inf
+        return max(states, key=_precedence, default=None)
 
     async def _ask_prefill(self, replica: str) -> Any:
         return await self._running.ask_prefill("snapshot", replica)
@@ -186,6 +198,15 @@ class Collector:
                 is_over = named is not None and replica not in named
                 if works.get(replica) is None and (is_over or heard.silent_s(now_s) > _FORGOTTEN_S):
                     del known[replica]
+
+
+def _precedence(monitor: Mapping[str, Any]) -> tuple[bool, float]:
+    """Highest of the monitor that ingresses and router report to.
+
+    Each knows for a minute who has left it: of several that have both it is the youngest.
+    """
+    subscribers = monitor.get("subscribers", {})
+    return Role.INGRESS in subscribers and Role.ROUTER in subscribers, -monitor["uptime_s"]
 
 
 class _Questions:

@@ -84,22 +84,6 @@ def monitors_of(application: str) -> Iterator[Any]:
                 yield ray.get_actor(each["name"], namespace=NAMESPACE)
 
 
-def find_any_monitor(application: str) -> Any:
-    """The handle of an application's monitor that runs this process's code, or else any other.
-
-    The files that this process has may be newer than what runs, and that is what is asked for.
-
-    Raises:
-        ValueError: when there is none.
-    """
-    try:
-        return find_monitor(application)
-    except ValueError:
-        if (other := next(monitors_of(application), None)) is None:
-            raise
-        return other
-
-
 def find_own_monitor() -> Any:
     """The handle of the monitor of the Serve application that this process belongs to.
 

@@ -49,7 +49,7 @@ def test_the_monitor_is_found_also_after_the_files_of_the_command_have_changed(m
     monkeypatch.setattr(running, "serve", SimpleNamespace(get_deployment_handle=Handle))
     found = running._deployment({"app": of_models("tiny")})
     assert found.model == "tiny"
-    assert found.find_monitor() == serving
+    assert list(found.find_monitors()) == [serving]
 
 
 def test_handles_answer_without_an_event_loop_where_those_of_replicas_share_theirs(monkeypatch):

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from deployments.cli import app
 from deployments.local import running
 from deployments.local.running import RunningDeployment
+from deployments.top import collect
 from deployments.top.collect import Collector, _is_up
 
 WORK = {"preemptible": True, "step": None, "queue": [], "suspended": []}
@@ -190,33 +191,66 @@ async def test_rays_address_is_found_in_either_family(host):
 
 
 class Monitor:
-    def __init__(self):
+    def __init__(self, *roles, uptime_s=1.0):
         self.fails = None
+        self.hangs = False
         self.found = 0
+        self.says = {"uptime_s": uptime_s, "subscribers": dict.fromkeys(roles, 1)}
         self.state = SimpleNamespace(remote=self._state)
 
     def find(self):
         self.found += 1
-        return self
+        return [self]
 
     async def _state(self, model):
         assert model == "tiny"
         if self.fails is not None:
             raise self.fails
-        return {"uptime_s": 1.0}
+        if self.hangs:
+            await asyncio.Event().wait()
+        return self.says
 
 
 async def test_the_monitor_is_asked_and_looked_for_anew_when_it_fails():
     deployment, monitor = FakeDeployment("a"), Monitor()
-    collector = Collector(replace(deployment.running, find_monitor=monitor.find))
-    assert (await collector.look(1.0)).monitor == {"uptime_s": 1.0}
-    assert (await collector.look(1.0)).monitor == {"uptime_s": 1.0}
+    collector = Collector(replace(deployment.running, find_monitors=monitor.find))
+    assert (await collector.look(1.0)).monitor == monitor.says
+    assert (await collector.look(1.0)).monitor == monitor.says
     assert monitor.found == 1
     monitor.fails = RuntimeError("killed")
     assert (await collector.look(1.0)).monitor is None
     monitor.fails = None
-    assert (await collector.look(1.0)).monitor == {"uptime_s": 1.0}
+    assert (await collector.look(1.0)).monitor == monitor.says
     assert monitor.found == 2
+
+
+async def test_after_an_upgrade_the_monitor_is_shown_that_ingress_and_router_report_to(monkeypatch):
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(collect, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    old, new = Monitor("ingress", "router", "prefill", uptime_s=900.0), Monitor("prefill", uptime_s=5.0)
+    there = [old]
+    collector = Collector(replace(FakeDeployment("a").running, find_monitors=lambda: iter(there)))
+
+    async def shown(after_s=0.0):
+        clock.now_s += after_s
+        return (await collector.look(0.2)).monitor
+
+    assert await shown() == old.says
+    there.append(new)
+    assert await shown(10.0) == old.says, "nobody has come to the new one who asks for places"
+    new.says["subscribers"] |= {"ingress": 1, "router": 1}
+    assert await shown() == new.says, "who has left the old one counts there for a while"
+    old.says["subscribers"] = {}
+    old.hangs = True
+    assert await shown() == new.says, "whatever ails the old one"
+
+
+async def test_where_the_code_of_before_is_deployed_again_its_monitor_is_shown():
+    old, new = Monitor("ingress", "router", uptime_s=900.0), Monitor("prefill", uptime_s=5.0)
+    collector = Collector(replace(FakeDeployment("a").running, find_monitors=lambda: (new, old)))
+    assert (await collector.look(1.0)).monitor == old.says
+    old.says["subscribers"] = {}
+    assert (await collector.look(1.0)).monitor == new.says, "there is no other that anybody reports to"
 
 
 async def test_a_monitor_is_shown_as_soon_as_the_router_says_that_there_is_one():
