@@ -26,7 +26,7 @@ from slo.admission.controller import AdmissionController
 from slo.admission.rules import AdmissionRules
 from slo.admission.tenant_limits import TenantGates
 from slo.autoscaling.need import FleetDemand, PrefillDemand
-from slo.errors import Rejected
+from slo.errors import Rejected, RejectionReason
 from slo.monitor.messages import Role, RouterSeen
 from slo.monitor.policy import ClusterPolicy
 from slo.predict.handoff import TransferFit
@@ -131,7 +131,7 @@ class ModelRouter:
         decision = self._core.place(request, started_s)
         self._instruments.observe(catalogue.DECISION, time.monotonic() - started_s)
         self._show_load((request.objective.tier,), started_s)
-        self._record(request.job_id, request.objective.tier, decision)
+        self._record(request, decision)
         return decision
 
     def _seen(self, events: tuple[tuple[Tier, PlacementDecision], ...]) -> RouterSeen:
@@ -226,7 +226,8 @@ class ModelRouter:
             cause=cause,
         )
 
-    def _record(self, job_id: JobId, tier: Tier, decision: PlacementDecision) -> None:
+    def _record(self, request: PlacementRequested, decision: PlacementDecision) -> None:
+        tier = request.objective.tier
         match decision:
             case Placed():
                 event = "request_placed"
@@ -241,9 +242,11 @@ class ModelRouter:
                 event = "request_rejected"
             case _:
                 assert_never(decision)
-        if self._monitor is not None:
+        # Who was admitted has been counted; until the router knows the replicas, ingresses go on without it.
+        is_counted = not request.is_admitted and decision.reason is not RejectionReason.NOT_SETTLED
+        if self._monitor is not None and is_counted:
             self._monitor.note((tier, decision))
-        logs.event(event, job_id=job_id, model=self._model, tier=tier, **asdict(decision))
+        logs.event(event, job_id=request.job_id, model=self._model, tier=tier, **asdict(decision))
 
     def fleet(self) -> dict[str, Any]:
         """See `SlackRouter.fleet`."""

@@ -177,6 +177,28 @@ def test_the_monitor_is_told_how_much_work_is_refused_of_what_arrives(monkeypatc
     assert told.refused == pytest.approx(told.work * refused / len(decided), rel=0.01)
 
 
+def test_the_monitor_counts_each_request_once_and_none_that_is_served_without_the_router(monkeypatch):
+    clock, noted = SimpleNamespace(now_s=0.0), []
+    monkeypatch.setattr(model_router, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    client = SimpleNamespace(start=lambda: None, note=noted.append)
+    monkeypatch.setattr(model_router, "MonitorClient", lambda *_: client)
+    router = model_router.ModelRouter(
+        "small", replace(TWO, find_monitor=lambda: None), TenantGates(), Gauges()
+    )
+    assert router.place(request("early")).reason is RejectionReason.NOT_SETTLED
+    clock.now_s = 5.0
+    router.report(PrefillReported(A, PREDICTOR, (), None, 0.0))
+    router.report(DecodeReported(D, 0.0, 0))
+    placed = router.place(request("placed"))
+    again = replace(request("placed"), is_admitted=True, decode_replica=D)
+    late = replace(again, explicit_deadline=True, objective=Objective(STANDARD, 0.001, None))
+    assert isinstance(router.place(again), Placed)
+    assert router.place(late).reason is RejectionReason.DEADLINE_INFEASIBLE
+    limited = router.place(request("limited", TenantLimit(max_concurrent=1)))
+    assert limited.reason is RejectionReason.CONCURRENCY
+    assert noted == [(STANDARD, placed), (STANDARD, limited)]
+
+
 def test_what_decode_has_in_use_is_told_to_the_monitor_and_to_admission():
     router = model_router.ModelRouter("small", TWO, TenantGates(), Gauges())
     router.report(PrefillReported(A, PREDICTOR, (), None, 0.0))
