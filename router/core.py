@@ -217,9 +217,9 @@ class RouterCore:
         if not request.is_admitted:  # otherwise it has been counted, and ends when its end is told
             self._gate.withdrawn(request.job_id, inquiry.now_s, lacked_decode=lacked_decode)
         best_s = terms.latest_s - terms.deadline_s + (terms.budget_s or 0.0) + late_s
-        reason, unattainable = RejectionReason.DEADLINE_INFEASIBLE, terms.unattainable
-        retry_s = late_s if terms.is_in_reach else None
-        return Rejected(reason, retry_s, best_s, terms.held_to_s, unattainable=unattainable)
+        reason, retry_s = RejectionReason.DEADLINE_INFEASIBLE, late_s if terms.is_in_reach else None
+        refused = Rejected(reason, retry_s, best_s, terms.held_to_s, unattainable=terms.unattainable)
+        return replace(refused, lacked_decode=lacked_decode)
 
     def _prefill_for(self, request: PlacementRequested, now_s: float) -> list[PrefillView]:
         """The replicas that may prefill a request: those that it avoids only where there are no others."""
@@ -262,7 +262,7 @@ class RouterCore:
         if settled and lacks_prefill and not request.is_admitted:
             self._gate.no_replica(now_s)
         reason = RejectionReason.NO_REPLICA if settled else RejectionReason.NOT_SETTLED
-        return Rejected(reason, self._limits.stale_after_s, None, None)
+        return Rejected(reason, self._limits.stale_after_s, lacked_decode=not lacks_prefill)
 
     def _may_do_without(self, now_s: float) -> bool:
         """Whether decode may compute prompts for want of a prefill replica."""
@@ -298,11 +298,11 @@ class RouterCore:
 
     def _decode_full(self, inquiry: Inquiry, memory_s: float) -> Rejected | None:
         """The refusal of a request for which the best decode replica has no memory in time."""
-        request = inquiry.request
+        request, reason = inquiry.request, RejectionReason.DECODE_FULL
         if not self._needs_memory(request) or memory_s <= HOLD_S:
             return None
         self._gate.withdrawn(request.job_id, inquiry.now_s, lacked_decode=True)
-        return Rejected(RejectionReason.DECODE_FULL, memory_s, None, request.objective.ttft_s)
+        return Rejected(reason, memory_s, None, request.objective.ttft_s, lacked_decode=True)
 
     def _prompts_excess(self, request: PlacementRequested, decode: DecodeView) -> float:
         """How many prompts decode has to compute until it takes one of a request; 0 or less for now."""

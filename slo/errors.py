@@ -78,6 +78,7 @@ class Rejected(Message):
         ttft_budget_s: The budget that could not be met.
         key_name: Of the key whose own limit it is; None when it is its tenant's, or the fleet's.
         unattainable: As of `router.messages.Placed`.
+        lacked_decode: Whether prefill could have served it in time, and decode could not.
     """
 
     reason: RejectionReason
@@ -86,6 +87,7 @@ class Rejected(Message):
     ttft_budget_s: float | None = None
     key_name: str | None = None
     unattainable: tuple[ObjectiveName, ...] = ()
+    lacked_decode: bool = False
 
 
 class EvictionReason(enum.StrEnum):

@@ -75,7 +75,8 @@ class RequestEnded:
         tpot_s: Its mean time per output token after the first; None when there were too few to time.
         tpot_budget_s: The TPOT that it was promised; None for none.
         e2e_budget_s: The time from arrival to its end that it was promised; None for none.
-        lacked_decode: Whether it was refused because decode had no memory for it.
+        up_to_decode: Whether prefill had no say in when its first token came, or that none did: only decode
+            can compute its prompt, or decode alone was not ready for it in time.
         unattainable: What it was promised that not even an idle fleet would have kept, by the router's
             predictions.
     """
@@ -92,7 +93,7 @@ class RequestEnded:
     tpot_s: float | None = None
     tpot_budget_s: float | None = None
     e2e_budget_s: float | None = None
-    lacked_decode: bool = False
+    up_to_decode: bool = False
     unattainable: tuple[ObjectiveName, ...] = ()
 
     @property
@@ -154,15 +155,14 @@ class RequestEnded:
     def prefilled_in_time(self) -> bool | None:
         """Whether its first token was in time as far as prefill can help it; None where it is not judged.
 
-        What a request failed of after its first token, what decode had no memory for, and what an idle fleet
-        would not have kept, more prefill replicas would not have changed.
+        What a request failed of after its first token, what was up to decode, and what an idle fleet would
+        not have kept, more prefill replicas would not have changed.
         """
-        if ObjectiveName.TTFT in self.unattainable:
+        if self.up_to_decode or ObjectiveName.TTFT in self.unattainable:
             return None
-        is_missing = self.ttft_s is None and not self.lacked_decode
-        if self.outcome not in _LOST or not self.streamed or is_missing:
+        if self.outcome not in _LOST or not self.streamed or self.ttft_s is None:
             return self.judged.get(ObjectiveName.TTFT)
-        if self.ttft_s is None or self.ttft_budget_s is None or not math.isfinite(self.ttft_budget_s):
+        if self.ttft_budget_s is None or not math.isfinite(self.ttft_budget_s):
             return None
         return self.ttft_s <= self.ttft_budget_s
 

@@ -49,7 +49,10 @@ METRICS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which request it is: its ids, whose, of which model, whether it streams, how many answers it has."""
+    """Which request it is: its ids, whose, of which model, whether it streams, how many answers it has.
+
+    `only_decode` is whether the prefill tier has no part in it.
+    """
 
     job_id: JobId
     request_id: str
@@ -57,6 +60,7 @@ class Identity:
     model: str
     streams: bool
     answers: int = 1
+    only_decode: bool = False
 
 
 class RequestRecord:
@@ -145,10 +149,14 @@ class RequestRecord:
         return error
 
     def refused(self, outcome: Outcome, *, lacked_decode: bool = False) -> None:
-        """Note a refusal before the request was queued; the gatekeeper counts it."""
+        """Note a refusal before the request was queued; the gatekeeper counts it.
+
+        `lacked_decode` is that of `Rejected`.
+        """
         if self._outcome is None:
             self._outcome = outcome
-            self._finish(replace(self._account(outcome, None), lacked_decode=lacked_decode))
+            told = self._account(outcome, None)
+            self._finish(replace(told, up_to_decode=told.up_to_decode or lacked_decode))
 
     def end(self, outcome: Outcome) -> None:
         """Note the end of the request."""
@@ -223,7 +231,15 @@ class RequestRecord:
             tpot_budget_s=self._objective.tpot_s,
             e2e_budget_s=self._objective.e2e_s,
             unattainable=self._unattainable,
+            up_to_decode=self._identity.only_decode or self._waited_for_memory(),
         )
+
+    def _waited_for_memory(self) -> bool:
+        """Whether its first token is late, and only by the predicted wait for decode's memory."""
+        if (budget_s := self._promised_ttft_s) is None:
+            return False
+        took_s = time.monotonic() - self._arrived_s if self._ttft_s is None else self._ttft_s
+        return took_s - self._decode_wait_s <= budget_s < took_s
 
     def _answer(self, outcome: Outcome) -> Answered | None:
         """How long its answer became, if it ended by itself and somebody counted."""

@@ -20,7 +20,7 @@ from deployments.http.placing.placement_client import PlacementClient
 from deployments.http.token_meter import TokenMeter
 from router.messages import Placed, PlacementReason, PlacementRequested
 from slo.admission.tenant_limits import Usage
-from slo.errors import Rejected, RejectionReason
+from slo.errors import Rejected
 from slo.objectives import Objective
 from slo.outcomes import Outcome, outcome_of
 from slo.predict.prompt_length import PromptLengthEstimator
@@ -100,7 +100,7 @@ def _refusal(decision: Rejected, objective: Objective, record: RequestRecord) ->
     record.placed(
         decision.ttft_budget_s, decision.predicted_ttft_s, promised_s, unattainable=decision.unattainable
     )
-    record.refused(outcome_of(decision.reason), lacked_decode=decision.reason is RejectionReason.DECODE_FULL)
+    record.refused(outcome_of(decision.reason), lacked_decode=decision.lacked_decode)
     refused = http_errors.rejected(decision, response_headers(objective, record), objective)
     return record.traced(refused)
 

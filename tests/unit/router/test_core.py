@@ -250,8 +250,9 @@ def test_premium_is_never_shed():
 
 
 def test_without_replicas_there_is_no_place():
-    for router in (core(prefill=0), core(decode=0)):
-        assert router.place(request(1, 10), 0.0).reason is RejectionReason.NO_REPLICA
+    for router, lacked_decode in ((core(prefill=0), False), (core(decode=0), True)):
+        refused = router.place(request(1, 10), 0.0)
+        assert (refused.reason, refused.lacked_decode) == (RejectionReason.NO_REPLICA, lacked_decode)
     silent = core(stale_after_s=10.0)
     assert silent.place(request(1, 10), 9.0).prefill_replica == "prefill-0"
     assert silent.place(request(1, 10), 60.0).reason is RejectionReason.NO_REPLICA

@@ -129,7 +129,7 @@ def test_what_the_fleet_is_steered_by(ended, out_of_reach, attained):
     assert told.attained is ended.attained, "what people see counts all"
 
 
-LACKED = replace(OK, outcome=Outcome.SHED, ttft_s=None, tpot_s=None, lacked_decode=True)
+LACKED = replace(OK, outcome=Outcome.SHED, ttft_s=None, tpot_s=None, up_to_decode=True)
 
 
 @pytest.mark.parametrize(
@@ -141,10 +141,13 @@ LACKED = replace(OK, outcome=Outcome.SHED, ttft_s=None, tpot_s=None, lacked_deco
         "ended by others after a late one": (replace(LATE, outcome=Outcome.EVICTED), False),
         "failed before it": (replace(OK, outcome=Outcome.FAILED, ttft_s=None), False),
         "failed after one that nobody has worked out": (replace(OWED, outcome=Outcome.FAILED), None),
-        "refused for want of prefill": (replace(LACKED, lacked_decode=False), False),
+        "refused for want of prefill": (replace(LACKED, up_to_decode=False), False),
         "refused for want of memory on decode": (LACKED, None),
+        "late, as only decode could compute it": (replace(LATE, up_to_decode=True), None),
+        "in time, as decode computed it": (replace(OK, up_to_decode=True), None),
+        "left when it was late for decode": (replace(LEFT, ttft_s=0.3, up_to_decode=True), None),
         "failed instead of an answer as a whole": (replace(WHOLE, outcome=Outcome.FAILED), None),
-        "malformed": (replace(LACKED, outcome=Outcome.REJECTED, lacked_decode=False), None),
+        "malformed": (replace(LACKED, outcome=Outcome.REJECTED, up_to_decode=False), None),
         "late, as it would be alone": (replace(LATE, unattainable=(TTFT,)), None),
         "late, and too slow in any case": (replace(LATE, unattainable=(TPOT,)), False),
     }.values(),

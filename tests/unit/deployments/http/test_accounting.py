@@ -127,7 +127,25 @@ def test_a_request_that_is_refused_is_told_and_counted_by_whoever_answers_it(rec
 
 def test_a_refusal_for_want_of_memory_on_decode_is_told_as_that(record):
     record.refused(Outcome.SHED, lacked_decode=True)
-    assert record.told == [replace(TOLD, outcome=Outcome.SHED, lacked_decode=True)]
+    assert record.told == [replace(TOLD, outcome=Outcome.SHED, up_to_decode=True)]
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "decode_wait_s", "in_time"),
+    [(0.15, 0.5, True), (0.6, 0.5, None), (0.8, 0.5, False), (0.6, 0.0, False)],
+    ids=["in time", "late by the wait", "late without it, too", "no wait"],
+)
+@pytest.mark.parametrize("outcome", [Outcome.FINISHED, Outcome.CANCELLED])
+def test_a_first_token_that_waited_for_memory_on_decode_is_not_late_by_prefill(
+    record, clock, ttft_s, decode_wait_s, in_time, outcome
+):
+    record.placed(0.2, 0.1 + decode_wait_s, 0.2, decode_wait_s)
+    clock.now_s += ttft_s
+    if outcome is Outcome.FINISHED:
+        record.event(CHUNK)
+    record.end(outcome)
+    nothing_yet = outcome is Outcome.CANCELLED and in_time
+    assert record.told[0].prefilled_in_time is (None if nothing_yet else in_time)
 
 
 def with_end_to_end(clock, answers=1):

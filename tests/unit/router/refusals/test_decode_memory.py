@@ -18,6 +18,7 @@ def test_a_request_without_memory_on_decode_is_told_when_to_come_back():
     core.view.decode_reported(full_decode(), 0.0)
     refused = ask(core, "first", tokens=600)
     assert (refused.reason, refused.retry_after_s) == (RejectionReason.DECODE_FULL, pytest.approx(20.0))
+    assert refused.lacked_decode
     assert not any(replica.jobs for replica in core.view.prefill.values()), "nothing is prefilled in vain"
     assert admission.backlog_s(BACKGROUND) == 0.0
     core.view.decode_reported(full_decode(remaining=500, step_s=10.0), 0.0)
@@ -45,10 +46,10 @@ def test_what_is_late_for_want_of_decodes_memory_alone_asks_for_no_prefill_repli
     core, admission = router()
     core.view.decode_reported(full_decode(remaining=40), 0.0)
     late = ask(core, "late", tokens=600, ttft_s=1.0, decode_samples_first=True)
-    assert late.reason is RejectionReason.DEADLINE_INFEASIBLE
+    assert (late.reason, late.lacked_decode) == (RejectionReason.DEADLINE_INFEASIBLE, True)
     assert admission.demand(1.0)[0] == pytest.approx(0.0, abs=1e-9)
     slow = ask(core, "slow", tokens=6000, ttft_s=1.0)
-    assert slow.reason is RejectionReason.DEADLINE_INFEASIBLE
+    assert (slow.reason, slow.lacked_decode) == (RejectionReason.DEADLINE_INFEASIBLE, False)
     assert admission.demand(2.0)[0] > 0.1, "as what prefill itself would be too late with"
 
 

@@ -55,18 +55,19 @@ class Admission:
         self.decision = decision
         self.told, self.ended = [], []
         arrived_s = time.monotonic() - 0.25
+        self.body = CompletionRequest(model="tiny", **{"prompt": [1, 2, 3], "stream": True, **body})
+        tenant = replace(ANONYMOUS, limit=limit or ANONYMOUS.limit)
+        state = State({"headers": headers, "tenant": tenant})
+        self.asked = Asked.of(self.body, state, objective, JobId("j"), arrived_s, output_tokens=40)
+        only_decode = self.asked.placement.only_decode
         self.record = RequestRecord(
             Instruments(),
-            Identity(JobId("j"), "r", ANONYMOUS.name, "tiny", streams=True),
+            Identity(JobId("j"), "r", ANONYMOUS.name, "tiny", streams=True, only_decode=only_decode),
             objective,
             arrived_s,
             ended=self.ended.append,
             tell=self.told.append,
         )
-        self.body = CompletionRequest(model="tiny", **{"prompt": [1, 2, 3], "stream": True, **body})
-        tenant = replace(ANONYMOUS, limit=limit or ANONYMOUS.limit)
-        state = State({"headers": headers, "tenant": tenant})
-        self.asked = Asked.of(self.body, state, objective, JobId("j"), arrived_s, output_tokens=40)
 
     async def place(self, placement):
         assert placement is self.asked.placement
@@ -169,13 +170,24 @@ async def test_a_refusal_tells_what_it_reckoned_with_and_is_no_job_of_the_router
 
 
 @pytest.mark.parametrize(
-    ("reason", "lacked"), [(RejectionReason.DECODE_FULL, True), (RejectionReason.BACKLOG, False)]
+    ("lacked", "prompt", "told"),
+    [(True, "a", True), (False, "a", False), (False, ["a", "b"], True)],
+    ids=["decode's", "not decode's", "only decode can compute it"],
 )
-async def test_the_monitor_hears_whether_it_was_decode_that_had_no_memory(reason, lacked):
-    admission = Admission(Rejected(reason, 1.0))
+async def test_the_monitor_hears_whether_prefill_could_have_helped_a_refusal(lacked, prompt, told):
+    admission = Admission(Rejected(RejectionReason.BACKLOG, 1.0, lacked_decode=lacked), prompt=prompt)
     with pytest.raises(HTTPError):
         await admission.context()
-    assert admission.told[0].lacked_decode is lacked
+    assert admission.told[0].up_to_decode is told
+
+
+@pytest.mark.parametrize("outcome", [Outcome.SHED, Outcome.CANCELLED, Outcome.FINISHED])
+async def test_however_a_request_ends_that_only_decode_can_compute_it_is_none_of_prefills(outcome):
+    admission = Admission(ONLY_DECODE, prompt=["a", "b"])
+    await admission.context()
+    admission.record.event("data: [DONE]")
+    admission.record.end(outcome)
+    assert admission.told[0].prefilled_in_time is None
 
 
 @pytest.mark.parametrize("decision", [HERE, LATE])

@@ -28,9 +28,10 @@ def test_whoever_sizes_the_fleet_hears_the_routers_demand_and_who_is_at_risk(cor
         replace(OK, tpot_s=0.2, tpot_budget_s=0.1),
         replace(OK, outcome=Outcome.FAILED),
         replace(OK, outcome=Outcome.EVICTED),
-        replace(OK, outcome=Outcome.SHED, ttft_s=None, lacked_decode=True),
+        replace(OK, outcome=Outcome.SHED, ttft_s=None, up_to_decode=True),
+        replace(LATE, up_to_decode=True),
     ],
-    ids=["late tokens", "failed", "evicted", "no memory on decode"],
+    ids=["late tokens", "failed", "evicted", "refused for decode", "late for decode"],
 )
 def test_what_prefill_could_not_help_asks_for_no_prefill_replica(core, ended):
     demand = FleetDemand(PrefillDemand(1.5, 2.0), DecodeDemand(0.5, 3))
