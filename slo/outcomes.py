@@ -66,19 +66,23 @@ class RequestEnded:
     """A request as its ingress saw it end.
 
     Attributes:
-        e2e_s: From arrival to end.
+        e2e_s: From arrival to end, without `unread_s`.
         streamed: Whether its tokens could be timed.
         ttft_s: Time to its first token; None when there was none to time.
         ttft_budget_s: The TTFT that it was promised; None for none, infinite for one that nobody has worked
             out.
         predicted_ttft_s: The router's prediction when it placed it; None when it was not asked.
-        tpot_s: Its mean time per output token after the first; None when there were too few to time.
+        tpot_s: Its mean time per output token after the first, without `tpot_unread_s`; None when there were
+            too few to time.
         tpot_budget_s: The TPOT that it was promised; None for none.
         e2e_budget_s: The time from arrival to its end that it was promised; None for none.
         up_to_decode: Whether prefill had no say in when its first token came, or that none did: only decode
             can compute its prompt, or decode alone was not ready for it in time.
         unattainable: What it was promised that not even an idle fleet would have kept, by the router's
             predictions.
+        unread_s: For how long its client had not taken what was there for it. How far the server came
+            meanwhile nobody sees.
+        tpot_unread_s: The part of that in its mean time per output token.
     """
 
     model: str
@@ -95,6 +99,8 @@ class RequestEnded:
     e2e_budget_s: float | None = None
     up_to_decode: bool = False
     unattainable: tuple[ObjectiveName, ...] = ()
+    unread_s: float = 0.0
+    tpot_unread_s: float = 0.0
 
     @property
     def judged(self) -> dict[ObjectiveName, bool]:
@@ -103,6 +109,10 @@ class RequestEnded:
         Not judged are objectives that were not promised or could not be timed, all those of a request that
         was rejected, and, when the client left, those that had not been missed by then. A request that was
         shed, evicted, or failed has missed all that it was promised and that could have been timed.
+
+        While its client does not read, the server may have been waiting for it or been late by itself. So
+        what is in time with all of that is met, what is late without any of it is missed, and what lies
+        between is not judged: no client makes the server late, and none that pauses a little excuses it.
         """
         promised = self._promised
         if self.outcome is Outcome.REJECTED:
@@ -112,8 +122,8 @@ class RequestEnded:
             return dict.fromkeys(timed, False)
         met = {
             name: took_s <= budget_s
-            for name, (took_s, budget_s) in promised.items()
-            if took_s is not None and math.isfinite(budget_s)
+            for name, (took_s, unread_s, budget_s) in promised.items()
+            if took_s is not None and math.isfinite(budget_s) and not took_s <= budget_s < took_s + unread_s
         }
         if self.outcome is not Outcome.CANCELLED:
             return met
@@ -184,14 +194,14 @@ class RequestEnded:
         )
 
     @property
-    def _promised(self) -> dict[ObjectiveName, tuple[float | None, float]]:
-        """What each objective that it was promised took and may take, seconds."""
+    def _promised(self) -> dict[ObjectiveName, tuple[float | None, float, float]]:
+        """What each objective that it was promised took, how long it was unread beside that, and may take."""
         return {
-            name: (took_s, budget_s)
-            for name, took_s, budget_s in (
-                (ObjectiveName.TTFT, self.ttft_s, self.ttft_budget_s),
-                (ObjectiveName.TPOT, self.tpot_s, self.tpot_budget_s),
-                (ObjectiveName.E2E, self.e2e_s, self.e2e_budget_s),
+            name: (took_s, unread_s, budget_s)
+            for name, took_s, unread_s, budget_s in (
+                (ObjectiveName.TTFT, self.ttft_s, 0.0, self.ttft_budget_s),
+                (ObjectiveName.TPOT, self.tpot_s, self.tpot_unread_s, self.tpot_budget_s),
+                (ObjectiveName.E2E, self.e2e_s, self.unread_s, self.e2e_budget_s),
             )
             if budget_s is not None
         }

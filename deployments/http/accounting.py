@@ -104,6 +104,7 @@ class RequestRecord:
         self._tell = tell
         self._first_s: float | None = None
         self._last_token_s = arrived_s
+        self._unread_s = self._unread_at_last_token_s = 0.0
         self._tokens = 0  # events that bring any
         self._outcome: Outcome | None = None
 
@@ -141,7 +142,12 @@ class RequestRecord:
         if has_choice(text) and not is_role(text):
             self._tokens += 1
             self._last_token_s = now_s
+            self._unread_at_last_token_s = self._unread_s
         return text if self.meter is None else self.meter.read(text)
+
+    def unread(self, seconds: float) -> None:
+        """For so long its client has left an event of the stream that there was."""
+        self._unread_s += seconds
 
     def traced(self, error: HTTPError) -> HTTPError:
         """The error that the request is answered with, naming the trace in which it is recorded, if it is."""
@@ -155,7 +161,7 @@ class RequestRecord:
         """
         if self._outcome is None:
             self._outcome = outcome
-            told = self._account(outcome, None)
+            told = self._account(outcome)
             self._finish(replace(told, up_to_decode=told.up_to_decode or lacked_decode))
 
     def end(self, outcome: Outcome) -> None:
@@ -165,13 +171,13 @@ class RequestRecord:
         self._outcome = outcome
         model, tier = self._identity.model, self._objective.tier
         self._instruments.count(REQUESTS, model=model, tier=tier, outcome=outcome.value)
-        tpot_s = self._tpot_s()
-        if tpot_s is not None:
-            self._instruments.observe(TPOT, tpot_s, model=model, tier=tier)
+        account = self._account(outcome)
+        if account.tpot_s is not None:
+            self._instruments.observe(TPOT, account.tpot_s, model=model, tier=tier)
         is_cancelled = outcome is Outcome.CANCELLED
         used = None if self.meter is None else self.meter.used(is_cancelled=is_cancelled)
         self._ended(JobEnded(self.job_id, self._ttft_s, used, self._answer(outcome)))
-        self._finish(self._account(outcome, tpot_s))
+        self._finish(account)
         logs.event(
             "request_ended",
             request_id=self.request_id,
@@ -185,7 +191,7 @@ class RequestRecord:
             predicted_ttft_s=self.predicted_ttft_s,
             decode_wait_s=self._decode_wait_s,
             budget_s=self.ttft_budget_s,
-            tpot_s=tpot_s,
+            tpot_s=account.tpot_s,
             e2e_budget_s=self._objective.e2e_s,
             prompt_tokens=self._prompt_tokens,
             tokens=self._output_tokens,
@@ -216,13 +222,14 @@ class RequestRecord:
                 self.span.set_status(trace.StatusCode.ERROR)
         self.span.end()
 
-    def _account(self, outcome: Outcome, tpot_s: float | None) -> RequestEnded:
+    def _account(self, outcome: Outcome) -> RequestEnded:
+        tpot_s, tpot_unread_s = self._tpot_s()
         return RequestEnded(
             model=self._identity.model,
             tier=self._objective.tier,
             tenant=self._identity.tenant,
             outcome=outcome,
-            e2e_s=time.monotonic() - self._arrived_s,
+            e2e_s=time.monotonic() - self._arrived_s - self._unread_s,
             streamed=self._identity.streams,
             ttft_s=self._ttft_s,
             ttft_budget_s=self._promised_ttft_s,
@@ -232,6 +239,8 @@ class RequestRecord:
             e2e_budget_s=self._objective.e2e_s,
             unattainable=self._unattainable,
             up_to_decode=self._identity.only_decode or self._waited_for_memory(),
+            unread_s=self._unread_s,
+            tpot_unread_s=tpot_unread_s,
         )
 
     def _waited_for_memory(self) -> bool:
@@ -252,12 +261,16 @@ class RequestRecord:
     def _ttft_s(self) -> float | None:
         return None if self._first_s is None else self._first_s - self._arrived_s
 
-    def _tpot_s(self) -> float | None:
-        """Of several answers, which are computed together, that of their mean length."""
+    def _tpot_s(self) -> tuple[float | None, float]:
+        """Its mean time per output token, and beside that what of such a time was unread.
+
+        Of several answers, which are computed together, that of their mean length.
+        """
         of_each = self._output_tokens / self._identity.answers
         if self._first_s is None or of_each < 2:  # noqa: PLR2004 - the first has no interval
-            return None
-        return (self._last_token_s - self._first_s) / (of_each - 1)
+            return None, 0.0
+        unread_s = self._unread_at_last_token_s
+        return (self._last_token_s - self._first_s - unread_s) / (of_each - 1), unread_s / (of_each - 1)
 
     @property
     def _prompt_tokens(self) -> int | None:

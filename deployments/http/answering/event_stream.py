@@ -1,11 +1,13 @@
 """The server-sent events of one streamed answer.
 
 Owns how an answer's pieces become events, and when a stream counts as whole: once `[DONE]` has been handed
-over. Many clients close the connection as soon as they have read it.
+over. Many clients close the connection as soon as they have read it. An event is handed over when the next
+one is asked for: where much is unread, that is when its client has read on, over HTTP and over gRPC.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -40,7 +42,11 @@ async def events(
                 continue
             if is_done(text):
                 record.end(Outcome.FINISHED)
-            yield text
+            offered_s = time.monotonic()
+            try:
+                yield text
+            finally:
+                record.unread(time.monotonic() - offered_s)
         record.end(Outcome.FINISHED)
     except HTTPError as error:
         yield _error_event(error)

@@ -98,6 +98,22 @@ TTFT, TPOT, E2E = ObjectiveName
             replace(OWED, outcome=Outcome.SHED, ttft_s=None),
             {TTFT: False},
         ),
+        "met with all that was unread": (
+            replace(OK, e2e_budget_s=2.0, unread_s=1.0, tpot_unread_s=0.02),
+            {TTFT: True, TPOT: True, E2E: True},
+        ),
+        "missed or not, by when its client has read": (
+            replace(OK, e2e_budget_s=1.9, unread_s=1.0, tpot_unread_s=0.03),
+            {TTFT: True},
+        ),
+        "missed without any of it": (
+            replace(OK, e2e_budget_s=0.9, tpot_budget_s=0.009, unread_s=1.0, tpot_unread_s=1.0),
+            {TTFT: True, TPOT: False, E2E: False},
+        ),
+        "a failure misses them however slowly its client reads": (
+            replace(OK, outcome=Outcome.FAILED, tpot_unread_s=1.0),
+            {TTFT: False, TPOT: False},
+        ),
     }.values(),
 )
 def test_which_objectives_are_judged(ended, judged):

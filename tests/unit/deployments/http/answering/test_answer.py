@@ -46,6 +46,9 @@ class Record:
     def event(self, text):
         return text
 
+    def unread(self, seconds):
+        pass
+
     def answered(self, usage):
         self.usages.append(usage)
 
