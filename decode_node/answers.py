@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sampling.carried import CacheUse
 
 _OPENING: Final = re.compile(r'"delta":\{"role":"(?:[^"\\]|\\.)*"(?:,"content":"")?\}')
+_CHOICE: Final = re.compile(r'"choices":\[\{"index":(\d+)')
 _FINISHED: Final = '"finish_reason":"'
 _ERROR_EVENT: Final = 'data: {"error"'
 SERVER_ERRORS: Final = 500
@@ -67,6 +68,12 @@ def is_done(text: str) -> bool:
 def has_choice(text: str) -> bool:
     """Whether a server-sent event brings something of the answer: not its usage, its end or an error."""
     return '"choices":[{' in text
+
+
+def choice_of(text: str) -> int:
+    """Which of a request's answers a server-sent event is of; the first where it does not say."""
+    found = _CHOICE.search(text)
+    return 0 if found is None else int(found[1])
 
 
 def is_role(text: str) -> bool:

@@ -6,11 +6,11 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from opentelemetry import trace
 
-from decode_node.answers import has_choice, is_role
+from decode_node.answers import choice_of, has_choice, is_role
 from deployments.http.errors import HTTPError
 from deployments.http.token_meter import TokenMeter
 from router.messages import Answered, JobEnded
@@ -63,6 +63,13 @@ class Identity:
     only_decode: bool = False
 
 
+class _Moment(NamedTuple):
+    """When an event of the stream was there, and for how long until then its client had not read."""
+
+    at_s: float
+    unread_s: float
+
+
 class RequestRecord:
     """One request from the moment its objective is known; ends exactly once, later calls of `end` do nothing.
 
@@ -102,9 +109,10 @@ class RequestRecord:
         self._ended = ended
         self._identity = identity
         self._tell = tell
-        self._first_s: float | None = None
-        self._last_token_s = arrived_s
-        self._unread_s = self._unread_at_last_token_s = 0.0
+        self._first: _Moment | None = None
+        self._began: dict[int, _Moment] = {}  # the first tokens of each answer
+        self._latest: dict[int, _Moment] = {}
+        self._unread_s = 0.0
         self._tokens = 0  # events that bring any
         self._outcome: Outcome | None = None
 
@@ -134,15 +142,17 @@ class RequestRecord:
 
     def event(self, text: str) -> str:
         """Note an event of the stream; returns what of it goes to the client, nothing when it is empty."""
-        now_s = time.monotonic()
-        if self._first_s is None:
-            self._first_s = now_s
-            self._record_first_token(now_s - self._arrived_s)
+        now = _Moment(time.monotonic(), self._unread_s)
+        if self._first is None:
+            self._first = now
+            self._record_first_token(now.at_s - self._arrived_s)
             self.span.add_event("first_token")
         if has_choice(text) and not is_role(text):
             self._tokens += 1
-            self._last_token_s = now_s
-            self._unread_at_last_token_s = self._unread_s
+            answer = 0 if self._identity.answers == 1 else choice_of(text)
+            # Tokens of the first answer may be there and not shown yet, as of hidden reasoning.
+            self._began.setdefault(answer, now if self._began else self._first)
+            self._latest[answer] = now
         return text if self.meter is None else self.meter.read(text)
 
     def unread(self, seconds: float) -> None:
@@ -259,18 +269,22 @@ class RequestRecord:
 
     @property
     def _ttft_s(self) -> float | None:
-        return None if self._first_s is None else self._first_s - self._arrived_s
+        return None if self._first is None else self._first.at_s - self._arrived_s
 
     def _tpot_s(self) -> tuple[float | None, float]:
         """Its mean time per output token, and beside that what of such a time was unread.
 
-        Of several answers, which are computed together, that of their mean length.
+        Of several answers each counts from its own first tokens on, as each is computed at a time of its own.
         """
-        of_each = self._output_tokens / self._identity.answers
-        if self._first_s is None or of_each < 2:  # noqa: PLR2004 - the first has no interval
+        intervals = self._output_tokens - len(self._began)
+        if not self._began or intervals < 1:
             return None, 0.0
-        unread_s = self._unread_at_last_token_s
-        return (self._last_token_s - self._first_s - unread_s) / (of_each - 1), unread_s / (of_each - 1)
+        took_s = unread_s = 0.0
+        for answer, began in self._began.items():
+            latest = self._latest[answer]
+            took_s += latest.at_s - began.at_s
+            unread_s += latest.unread_s - began.unread_s
+        return (took_s - unread_s) / intervals, unread_s / intervals
 
     @property
     def _prompt_tokens(self) -> int | None:

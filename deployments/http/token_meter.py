@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from vllm.entrypoints.generate.base.protocol import StreamOptions
 
-from decode_node.answers import ends_answer
+from decode_node.answers import choice_of, ends_answer
 from deployments.http.body.asks import answers_per_prompt, prompts
 from slo.admission.tenant_limits import NO_USAGE, Usage
 
@@ -25,7 +25,6 @@ _COUNTS: Final = re.compile(
 )
 """At the end of an event; inside a JSON string the quotes would be escaped. The details of a prompt with
 media have an object in them."""
-_CHOICE: Final = re.compile(r'"choices":\[\{"index":(\d+),')
 _TOTALS: Final = '"choices":[]'
 """The event before the end of a stream, with the usage of all its answers."""
 _FINGERPRINT: Final = re.compile(r',"system_fingerprint":"(?:[^"\\]|\\.)*"')
@@ -81,8 +80,7 @@ class TokenMeter:
         """An event of an answer, whose counts are taken, as the client asked for it."""
         if (counts := _COUNTS.search(event)) is None:
             return event
-        choice = _CHOICE.search(event)
-        self._answers[0 if choice is None else int(choice[1])] = Usage(int(counts[1]), int(counts[2]))
+        self._answers[choice_of(event)] = Usage(int(counts[1]), int(counts[2]))
         return event if self._shows_counts else event[: counts.start()] + event[counts.end() :]
 
     @property

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from decode_node.answers import End, Piece, has_choice, is_done, is_role
+from decode_node.answers import End, Piece, choice_of, has_choice, is_done, is_role
 from sampling.carried import CARRIED_XARG, CacheUse, Carried
 from slo.model_digest import UNTOLD, ModelDigest
 
 if TYPE_CHECKING:
     from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
 
-_INDEX: Final = re.compile(r'"choices":\[\{"index":(\d+)')
 _CREATED: Final = re.compile(r'"created":\d+')
 """When an answer began. A quotation mark inside a text has a backslash before it."""
 
@@ -39,7 +38,7 @@ class Delivered:
     digest: ModelDigest = UNTOLD
     _token_ids: list[int] = field(default_factory=list)
     _end: End | None = None
-    _roles: set[str] = field(default_factory=set)
+    _roles: set[int] = field(default_factory=set)
     _cache: CacheUse | None = None
     _has_usage: bool = False
     _created: str = ""
@@ -53,8 +52,7 @@ class Delivered:
         """The text to hand over for a piece; None when the client has had it from another replica."""
         self.has_come = True
         if is_role(piece.text):
-            index = _INDEX.search(piece.text)
-            answer = "" if index is None else index[1]
+            answer = choice_of(piece.text)
             if answer in self._roles:
                 return None
             self._roles.add(answer)

@@ -93,17 +93,57 @@ def test_an_event_may_bring_several_tokens(record, clock):
     assert record.told[0].tpot_s == pytest.approx(0.2 / 3)
 
 
-def test_the_time_between_two_tokens_is_that_of_each_of_several_answers(clock):
+@pytest.mark.parametrize(
+    ("events", "tpot_s"),
+    {
+        "together": ([(0.2, 0, 1), (0.0, 1, 1), (0.2, 0, 5), (0.0, 1, 5)], 0.2 / 4),
+        "one after the other": ([(0.2, 0, 1), (0.2, 0, 5), (9.0, 1, 1), (0.4, 1, 5)], 0.6 / 8),
+        "only one has any": ([(0.2, 1, 1), (0.2, 1, 5)], 0.2 / 4),
+        "one token each": ([(0.2, 0, 1), (9.0, 1, 1)], None),
+        "of different lengths": ([(0.2, 0, 1), (9.0, 1, 1), (0.2, 1, 3)], 0.1),
+    }.values(),
+)
+def test_the_time_between_two_tokens_is_that_within_each_of_several_answers(clock, events, tpot_s):
     record, _, told = with_end_to_end(clock, answers=2)
-    record.meter = TokenMeter(
-        CompletionRequest(model="m", prompt="a", max_tokens=5, n=2, stream=True), Usage(1, 10)
-    )
-    for completion_tokens in (1, 10):
-        clock.now_s += 0.2
-        usage = f'"usage":{{"prompt_tokens":1,"total_tokens":11,"completion_tokens":{completion_tokens}}}'
-        record.event(f'data: {{"choices":[{{"index":0,"text":"a"}}],{usage}}}')
+    body = CompletionRequest(model="m", prompt=["a", "b"], max_tokens=5, stream=True)
+    record.meter = TokenMeter(body, Usage(2, 10))
+    for after_s, index, tokens in events:
+        clock.now_s += after_s
+        usage = f'"usage":{{"prompt_tokens":1,"total_tokens":11,"completion_tokens":{tokens}}}'
+        record.event(f'data: {{"choices":[{{"index":{index},"text":"a"}}],{usage}}}')
     record.end(Outcome.FINISHED)
-    assert told[0].tpot_s == pytest.approx(0.2 / 4)
+    assert told[0].tpot_s == (None if tpot_s is None else pytest.approx(tpot_s))
+
+
+def test_what_is_unread_before_an_answer_begins_is_no_time_of_its_tokens(clock):
+    record, _, told = with_end_to_end(clock, answers=2)
+    clock.now_s += 0.2
+    for index in (0, 0, 1, 1):
+        record.event(f'data: {{"choices":[{{"index":{index},"text":"a"}}]}}')
+        clock.now_s += 0.2
+        record.unread(0.1)
+    record.end(Outcome.FINISHED)
+    assert (told[0].tpot_s, told[0].tpot_unread_s) == (pytest.approx(0.1), pytest.approx(0.1))
+    assert told[0].unread_s == pytest.approx(0.4)
+
+
+def test_who_speaks_is_told_with_the_first_tokens_though_they_are_hidden(record, clock):
+    clock.now_s += 0.1
+    record.event('data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}')
+    for _ in range(2):
+        clock.now_s += 0.3
+        record.event(CHUNK)
+    record.end(Outcome.FINISHED)
+    assert record.told[0].tpot_s == pytest.approx(0.6)
+
+
+def test_tokens_of_which_no_event_tells_anything_have_no_time(record, clock):
+    record.meter = TokenMeter(CompletionRequest(model="m", prompt="a", max_tokens=4, stream=True), None)
+    clock.now_s += 0.1
+    record.event('data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}')
+    record.event('data: {"choices":[],"usage":{"prompt_tokens":1,"total_tokens":6,"completion_tokens":5}}')
+    record.end(Outcome.FINISHED)
+    assert record.told[0].tpot_s is None
 
 
 def test_of_a_stream_that_nothing_limits_the_tokens_are_counted_too(record, clock):
