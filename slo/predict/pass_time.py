@@ -7,6 +7,7 @@ line above it. The model of a pass is `slo.predict.prefill_time`'s.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,6 +34,9 @@ _CHANGED: Final = 6
 _TOGETHER: Final = 0.25
 """How much it counts, of a pass that is all fixed, that both parts are off by the same factor: in long passes
 the fixed part does not show."""
+_UNSEEN: Final = (0.5, 4.0)
+"""How far the line may come from the warm-up's while no pass shows it. Short ones alone would lead it astray:
+a machine that becomes slower little by little changes what is fixed, and one that is quick again all."""
 
 
 class LearnedPasses:
@@ -91,8 +95,10 @@ class LearnedPasses:
         known = np.full(first, _ANCHOR)
         weights = np.append(known, np.ones(len(self._passes)))
         least_s, scale = self._least_s, 1.0
+        is_seen = any(line_s >= self._least_s for line_s, _ in self._passes)
+        bounds = (0.0, math.inf) if is_seen else _UNSEEN
         for _ in range(_ROUNDS):
-            least_s, scale = self._solved(features, weights)
+            least_s, scale = self._solved(features, weights, bounds)
             errors = np.abs(1.0 - features[first:] @ (least_s, scale))
             reach = _SIGMAS * max(_LEAST_SPREAD, _MAD_TO_SIGMA * float(np.median(errors)))
             weights = np.append(known, np.minimum(1.0, reach / np.maximum(errors, reach / 10)))
@@ -123,8 +129,10 @@ class LearnedPasses:
         is_short = line_s * scale < self.predictor.floor_s
         return np.column_stack([is_short, np.where(is_short, 0.0, line_s)])
 
-    def _solved(self, features: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-        """Both coefficients, neither negative."""
+    def _solved(
+        self, features: np.ndarray, weights: np.ndarray, bounds: tuple[float, float]
+    ) -> tuple[float, float]:
+        """Both coefficients, neither negative, and that of the line within its bounds."""
         root = np.sqrt(weights)
         rows, wanted = features * root[:, None], root
         if (least_s := self._least_s) > 0:
@@ -132,9 +140,13 @@ class LearnedPasses:
             together = _TOGETHER / off * np.array([[1.0 / least_s, -1.0]])
             rows, wanted = np.concatenate([rows, together]), np.append(wanted, 0.0)
         (least_s, scale), *_ = np.linalg.lstsq(rows, wanted, rcond=None)
-        if least_s >= 0 and scale >= 0:
+        lowest, highest = bounds
+        if least_s < 0:
+            line = features[:, 1]
+            scale = (weights * line).sum() / (weights * line**2).sum()
+            return 0.0, float(min(max(scale, lowest), highest))
+        if lowest <= scale <= highest:
             return float(least_s), float(scale)
-        kept = 1 if least_s < 0 else 0
-        alone = features[:, kept]
-        best = float((weights * alone).sum() / (weights * alone**2).sum())
-        return (0.0, best) if kept else (best, 0.0)
+        scale = min(max(scale, lowest), highest)
+        fixed, rest = features[:, 0], 1.0 - features[:, 1] * scale
+        return max(0.0, float((weights * fixed * rest).sum() / (weights * fixed**2).sum())), float(scale)

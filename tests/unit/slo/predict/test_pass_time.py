@@ -134,6 +134,22 @@ def test_short_passes_alone_do_not_make_long_ones_short():
     assert off(times.predictor, 8192, ON_THAT_GPU) <= off(ON_GPU, 8192, ON_THAT_GPU)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_short_passes_of_a_machine_that_others_share_do_not_make_long_ones_short(seed):
+    """Its speed changes now by and by, and now at once: one changes what is fixed, the other all."""
+    rng, speed = random.Random(seed), 1.0
+    times = LearnedPasses(WARM_UP, ANCHORS)
+    for _ in range(1500):
+        speed = rng.choice([1, 1, 1.3, 2, 3]) if rng.random() < 1 / 30 else speed
+        tokens, pairs = (count := rng.randint(1, 10)), attention_pairs(count)
+        held_up = rng.choice([1, 1, 1, 2, 4]) if rng.random() < 0.2 else 1
+        times.add(tokens, pairs, WARM_UP.pass_s(tokens, pairs) * speed * held_up * rng.uniform(0.8, 1.3))
+        assert 0.45 < times.predictor.prefill_s(2048) / WARM_UP.prefill_s(2048) < 4.5
+    for measured in run(64, (1, 10, 2048)):
+        times.add(*measured)
+    assert off(times.predictor, 2048) < 0.2, "long ones are learned all the same"
+
+
 def test_a_line_that_was_far_too_flat_is_mended_by_long_passes():
     """As of a warm-up whose longest prompt still took the floor."""
     flat = PrefillPredictor(per_token_s=5e-6, fixed_s=0.0, per_pair_s=2e-10, floor_s=0.03)
