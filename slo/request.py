@@ -158,5 +158,11 @@ def job_of(attempt_id: JobId) -> JobId:
     return JobId(job_id) if attempt.isdigit() and job_id else attempt_id
 
 
+def attempt_of(attempt_id: JobId) -> int:
+    """Which attempt at its job it is, 0 for the first."""
+    attempt = attempt_id.rpartition("#")[2]
+    return int(attempt) if job_of(attempt_id) != attempt_id else 0
+
+
 _ENCODER: Final = msgspec.json.Encoder()
 _DECODER: Final = msgspec.json.Decoder(RequestContext)

@@ -274,10 +274,12 @@ class RequestRecord:
     def _tpot_s(self) -> tuple[float | None, float]:
         """Its mean time per output token, and beside that what of such a time was unread.
 
-        Of several answers each counts from its own first tokens on, as each is computed at a time of its own.
+        Of several answers each counts from its own first tokens on, as each is computed at a time of its own;
+        they have none where nobody sees when those came.
         """
         intervals = self._output_tokens - len(self._began)
-        if not self._began or intervals < 1:
+        hides = self._identity.answers > 1 and self.meter is not None and self.meter.is_silent_at_times
+        if not self._began or intervals < 1 or hides:
             return None, 0.0
         took_s = unread_s = 0.0
         for answer, began in self._began.items():

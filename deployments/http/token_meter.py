@@ -38,6 +38,9 @@ class TokenMeter:
         body: A chat or text completion. A stream is told to say its usage.
         admitted: The most that it may take; None when nothing limits it.
         shows_all: Whether the client sees all counts, whatever it asks for.
+
+    Attributes:
+        is_silent_at_times: Whether a stream may generate tokens of which no event tells anything.
     """
 
     def __init__(self, body: Any, admitted: Usage | None, *, shows_all: bool = False) -> None:
@@ -46,7 +49,7 @@ class TokenMeter:
         self._answers_in_all = self._answers_per_prompt * prompts(body)
         self._answers: dict[int, Usage] = {}
         self._streams = bool(body.stream)
-        self._is_silent_at_times = _is_silent_at_times(body)
+        self.is_silent_at_times = _is_silent_at_times(body)
         self._whole: Usage | None = None
         self._total_tokens: int | None = None
         self._prompt_tokens: int | None = None
@@ -112,7 +115,7 @@ class TokenMeter:
         seen = self._answers.values()
         output_tokens = self._total_tokens
         if output_tokens is None:
-            if is_cancelled and seen and self._is_silent_at_times:
+            if is_cancelled and seen and self.is_silent_at_times:
                 return None
             output_tokens = sum(answer.output_tokens for answer in seen)
         if len(seen) < self._answers_in_all:  # of some prompts the length is not known

@@ -42,6 +42,7 @@ from slo.request import (
     WEIGHT_XARG,
     JobId,
     RequestContext,
+    attempt_of,
     job_of,
 )
 from slo.tiers import weight_of
@@ -114,7 +115,7 @@ class JobTable:
         attempt_id, tokens, arrived_s = context.attempt_id, len(request.token_ids), time.monotonic()
         deadline_s = NO_DEADLINE if context.ttft_budget_s is None else arrived_s + context.ttft_budget_s
         job = Accepted(attempt_id, context.tier, tokens, deadline_s, arrived_s, context.cached_tokens)
-        if attempt_id not in self._released:
+        if attempt_id not in self._released and attempt_id not in self._computing:
             self._ledger.came(job)
         self._reporter.changed()
         try:
@@ -129,15 +130,19 @@ class JobTable:
         self, request: PrefillRequest, info: Any, context: RequestContext, job: Accepted
     ) -> AsyncGenerator[Prefilled | ErrorResponse, None]:
         attempt_id = job.job_id
+        sampled = request.sampled_by(draws_of(self._engine._engine_client.vllm_config))  # noqa: SLF001 - no public way in
         if attempt_id in self._released:
             yield _gone(attempt_id)
             return
-        if attempt_id in self._computing:  # Serve calls once more where it cannot know that it has
-            yield self._failed("computed_already", "the prefill replica computes this attempt already")
+        if (work := self._computing.get(attempt_id)) is not None:
+            # Serve has called once more where it cannot know that it had: whoever hears this hears no other.
+            await asyncio.wait([work])
+            yield _gone(attempt_id) if work.cancelled() else self._answer(work, counts=sampled is not None)
             return
-        self._drop_others(context)
+        if self._has_later(context):
+            yield _gone(attempt_id)
+            return
         self._accept(context, job)
-        sampled = request.sampled_by(draws_of(self._engine._engine_client.vllm_config))  # noqa: SLF001 - no public way in
         params = self._params(sampled or nothing_but_kv(), context, job)
         work = asyncio.get_running_loop().create_task(self._compute(request, params, info))
         self._computing[attempt_id] = work
@@ -153,16 +158,17 @@ class JobTable:
         finally:
             self._end(context, job.arrived_s, abandoned=abandoned)
 
-    def _drop_others(self, context: RequestContext) -> None:
-        """End what is computed of other attempts at a job: nobody waits for that any more.
+    def _has_later(self, context: RequestContext) -> bool:
+        """Whether a later attempt at a job is computed here; what is of earlier ones ends.
 
-        A decode replica that hangs, or whose host is gone, cannot say so of those that were taken from it.
+        Nobody waits for those any more: a decode replica that hangs, or whose host is gone, cannot say so of
+        what was taken from it.
         """
-        if not context.attempt:
-            return
-        for attempt_id in [*self._computing]:
-            if job_of(attempt_id) == context.job_id:
+        of_job = {attempt_of(one): one for one in self._computing if job_of(one) == context.job_id}
+        for attempt, attempt_id in of_job.items():
+            if attempt < context.attempt:
                 self._background.run("release", self.release(attempt_id), job_id=context.job_id)
+        return max(of_job, default=-1) > context.attempt
 
     async def release(self, attempt_id: JobId) -> None:
         """Release an attempt at a job wherever it is: not yet here, running, or waiting to be pulled."""

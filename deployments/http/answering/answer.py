@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from decode_node.answers import EngineError, error_in
 from deployments.http import errors as http_errors
 from deployments.http.accounting import RequestRecord
-from deployments.http.answering.event_stream import events
+from deployments.http.answering.event_stream import events, read_by_client
 from deployments.http.answering.keep_alive import NOTHING_YET, kept_alive, or_nothing_yet
 from deployments.http.answering.wording import Wording, renamed
 from deployments.http.body.asks import grammar_field
@@ -131,7 +131,7 @@ async def respond(
         told = wording.events(told)
     if keep_alive_s is not None:
         told = kept_alive(told, keep_alive_s, is_due=is_late)
-    return StreamingResponse(told, media_type=_SSE, headers=headers)
+    return StreamingResponse(read_by_client(told, record), media_type=_SSE, headers=headers)
 
 
 def _field(body: Any, wording: Wording | None, name: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any
 
 from decode_node.answers import ENDED_BY_GRAMMAR, EngineError, error_in, is_done, parts_of
@@ -42,17 +43,26 @@ async def events(
                 continue
             if is_done(text):
                 record.end(Outcome.FINISHED)
-            offered_s = time.monotonic()
-            try:
-                yield text
-            finally:
-                record.unread(time.monotonic() - offered_s)
+            yield text
         record.end(Outcome.FINISHED)
     except HTTPError as error:
         yield _error_event(error)
     finally:
         record.end(Outcome.CANCELLED)
         await rest.aclose()
+
+
+async def read_by_client(
+    stream: AsyncGenerator[str, None], record: RequestRecord
+) -> AsyncGenerator[str, None]:
+    """The same events, as they are sent; the time for which each waits to be taken is not the server's."""
+    async with aclosing(stream):
+        async for text in stream:
+            offered_s = time.monotonic()
+            try:
+                yield text
+            finally:
+                record.unread(time.monotonic() - offered_s)
 
 
 async def _parts(first: Any, rest: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:

@@ -115,6 +115,20 @@ def test_the_time_between_two_tokens_is_that_within_each_of_several_answers(cloc
     assert told[0].tpot_s == (None if tpot_s is None else pytest.approx(tpot_s))
 
 
+@pytest.mark.parametrize(("hides", "is_timed"), [({"include_reasoning": False}, False), ({}, True)])
+def test_several_answers_that_hide_tokens_have_no_time_between_them(clock, hides, is_timed):
+    """The second shows its first token seconds behind the first that it has generated."""
+    record, _, told = with_end_to_end(clock, answers=2)
+    messages = [{"role": "user", "content": "hi"}]
+    body = ChatCompletionRequest(model="m", messages=messages, stream=True, n=2, **hides)
+    record.meter = TokenMeter(body, None)
+    for index in (0, 1, 1):
+        clock.now_s += 1
+        record.event(f'data: {{"choices":[{{"index":{index},"delta":{{"content":"a"}}}}]}}')
+    record.end(Outcome.FINISHED)
+    assert (told[0].tpot_s is not None) is is_timed
+
+
 def test_what_is_unread_before_an_answer_begins_is_no_time_of_its_tokens(clock):
     record, _, told = with_end_to_end(clock, answers=2)
     clock.now_s += 0.2

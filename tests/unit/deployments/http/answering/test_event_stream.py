@@ -9,7 +9,7 @@ from decode_node.answers import ENDED_BY_GRAMMAR, error_response
 from deployments.http import accounting
 from deployments.http.accounting import Identity, RequestRecord
 from deployments.http.answering import event_stream
-from deployments.http.answering.event_stream import events
+from deployments.http.answering.event_stream import events, read_by_client
 from slo.objectives import Objective
 from slo.outcomes import Outcome
 from slo.request import JobId
@@ -29,9 +29,6 @@ class Record:
 
     def event(self, text):
         return text
-
-    def unread(self, seconds):
-        pass
 
     def end(self, outcome):
         self.outcomes.append(outcome)
@@ -118,7 +115,8 @@ async def judged(monkeypatch, *, server_s, client_s, read=6, tpot_s=0.05, e2e_s=
             now_s += server_s
             yield piece
 
-    stream = events('data: {"choices":[{"index":0,"text":"a"}]}\n\n', rest(), record, str)
+    told_events = events('data: {"choices":[{"index":0,"text":"a"}]}\n\n', rest(), record, str)
+    stream = read_by_client(told_events, record)
     for _ in range(read):
         await anext(stream)
         now_s += client_s
