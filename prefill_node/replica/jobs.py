@@ -139,9 +139,14 @@ class JobTable:
             await asyncio.wait([work])
             yield _gone(attempt_id) if work.cancelled() else self._answer(work, counts=sampled is not None)
             return
-        if self._has_later(context):
+        others = {attempt_of(one): one for one in self._computing if job_of(one) == context.job_id}
+        if max(others, default=-1) > context.attempt:
             yield _gone(attempt_id)
             return
+        # Nobody waits for earlier ones: a decode replica that hangs, or whose host is gone, cannot say so of
+        # what was taken from it.
+        for earlier in others.values():
+            self._background.run("release", self.release(earlier), job_id=context.job_id)
         self._accept(context, job)
         params = self._params(sampled or nothing_but_kv(), context, job)
         work = asyncio.get_running_loop().create_task(self._compute(request, params, info))
@@ -157,18 +162,6 @@ class JobTable:
             raise
         finally:
             self._end(context, job.arrived_s, abandoned=abandoned)
-
-    def _has_later(self, context: RequestContext) -> bool:
-        """Whether a later attempt at a job is computed here; what is of earlier ones ends.
-
-        Nobody waits for those any more: a decode replica that hangs, or whose host is gone, cannot say so of
-        what was taken from it.
-        """
-        of_job = {attempt_of(one): one for one in self._computing if job_of(one) == context.job_id}
-        for attempt, attempt_id in of_job.items():
-            if attempt < context.attempt:
-                self._background.run("release", self.release(attempt_id), job_id=context.job_id)
-        return max(of_job, default=-1) > context.attempt
 
     async def release(self, attempt_id: JobId) -> None:
         """Release an attempt at a job wherever it is: not yet here, running, or waiting to be pulled."""

@@ -17,15 +17,27 @@ def state_of(client):
     return client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
 
 
+async def unread(port, request, trust=None):
+    """A client that sends a request and reads nothing, and its socket."""
+    _, writer = await connect(port, trust)
+    writer.transport.pause_reading()
+    writer.write(request)
+    return writer, writer.get_extra_info("socket")
+
+
+async def soon(is_so):
+    started_s = time.monotonic()
+    while not is_so():
+        await asyncio.sleep(0.05)
+        assert time.monotonic() - started_s < 5
+
+
 async def test_a_client_that_does_not_read_is_left_and_its_request_cancelled(served):
     proxy, port, _ = served
     reader, writer = await connect(port)
     writer.write(head("/long"))
     await reader.read(100)
-    started_s = time.monotonic()
-    while proxy.streaming:
-        await asyncio.sleep(0.05)
-        assert time.monotonic() - started_s < 5
+    await soon(lambda: not proxy.streaming)
     assert proxy.left == 1
     assert (await post(port)).status_code == 200
     writer.close()
@@ -50,10 +62,7 @@ async def test_the_kernel_does_not_hide_a_client_that_does_not_read(served):
     proxy, port, _ = served
     _, writer = await connect(port)
     writer.write(head("/longer-than-buffers"))
-    started_s = time.monotonic()
-    while not proxy.left:
-        await asyncio.sleep(0.05)
-        assert time.monotonic() - started_s < 5
+    await soon(lambda: proxy.left)
     writer.close()
 
 
@@ -63,14 +72,9 @@ async def test_the_kernel_does_not_hide_a_client_that_does_not_read(served):
 async def test_the_connection_of_a_client_that_does_not_read_ends_for_it_too(monkeypatch, path, closes):
     """What it has not read would keep it open in the kernel, though the answer had been sent long ago."""
     async with serving(monkeypatch, timeout_keep_alive=1) as (proxy, port, _):
-        _, writer = await connect(port)
-        client = writer.get_extra_info("socket")
-        writer.transport.pause_reading()
-        writer.write(head(path).replace(b"host:", f"{closes}host:".encode()))
-        started_s = time.monotonic()
-        while not proxy.asked or state_of(client) == ESTABLISHED:
-            await asyncio.sleep(0.05)
-            assert time.monotonic() - started_s < 5
+        request = head(path).replace(b"host:", f"{closes}host:".encode())
+        writer, client = await unread(port, request)
+        await soon(lambda: proxy.asked and state_of(client) != ESTABLISHED)
         writer.transport.abort()
 
 
@@ -80,14 +84,8 @@ async def test_an_answer_in_one_piece_is_bounded_as_a_stream_is(monkeypatch, tmp
     tls = TLSConfig(certificate=made.certificate, key=made.key)
     options, trust = (tls.http_options(), tls.trust()) if is_encrypted else ({}, None)
     async with serving(monkeypatch, timeout_keep_alive=60, **options) as (proxy, port, _):
-        _, writer = await connect(port, trust)
-        client = writer.get_extra_info("socket")
-        writer.transport.pause_reading()
-        writer.write(head(IN_ONE_PIECE))
-        started_s = time.monotonic()
-        while not proxy.asked or state_of(client) == ESTABLISHED:
-            await asyncio.sleep(0.05)
-            assert time.monotonic() - started_s < 5
+        writer, client = await unread(port, head(IN_ONE_PIECE), trust)
+        await soon(lambda: proxy.asked and state_of(client) != ESTABLISHED)
         writer.transport.abort()
 
 
@@ -104,17 +102,11 @@ async def test_an_answer_in_one_piece_is_whole_for_whoever_reads_it_and_so_is_th
 
 async def test_a_connection_that_its_client_has_half_closed_ends_though_that_does_not_read(monkeypatch):
     async with serving(monkeypatch, timeout_keep_alive=60) as (proxy, port, _):
-        _, writer = await connect(port)
-        client = writer.get_extra_info("socket")
-        writer.transport.pause_reading()
-        writer.write(head("/in-all-buffers"))
+        writer, client = await unread(port, head("/in-all-buffers"))
         while not proxy.asked or proxy.streaming:  # noqa: ASYNC110 - the proxy tells in no other way
             await asyncio.sleep(0.01)
         writer.write_eof()
-        started_s = time.monotonic()
-        while state_of(client) != CLOSED:
-            await asyncio.sleep(0.05)
-            assert time.monotonic() - started_s < 5
+        await soon(lambda: state_of(client) == CLOSED)
         writer.transport.abort()
 
 
@@ -135,18 +127,12 @@ async def test_a_large_answer_may_take_its_reader_longer_than_a_small_one(served
 async def test_a_connection_that_is_closed_ends_though_its_client_does_not_read(monkeypatch, then):
     """Which would otherwise keep it, and what it has not read, for as long as it likes."""
     async with serving(monkeypatch, timeout_keep_alive=60) as (proxy, port, _):
-        _, writer = await connect(port)
-        client = writer.get_extra_info("socket")
-        writer.transport.pause_reading()
-        writer.write(head("/in-all-buffers"))
+        writer, client = await unread(port, head("/in-all-buffers"))
         while not proxy.asked or proxy.streaming:  # noqa: ASYNC110 - the proxy tells in no other way
             await asyncio.sleep(0.01)
         assert (proxy.left, state_of(client)) == (0, ESTABLISHED)
         writer.write(then)
-        started_s = time.monotonic()
-        while state_of(client) == ESTABLISHED:
-            await asyncio.sleep(0.05)
-            assert time.monotonic() - started_s < 5
+        await soon(lambda: state_of(client) != ESTABLISHED)
         writer.transport.abort()
 
 
