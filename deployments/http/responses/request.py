@@ -247,16 +247,12 @@ def _tools(asked: ResponsesRequest) -> dict[str, Any]:
             raise FieldError(f"{field}.parameters", "is not an object", "give a JSON schema")
     tools = construct_tool_dicts(asked.tools, asked.tool_choice)
     choice = asked.tool_choice
-    if not tools:
-        if choice not in ("auto", "none"):
-            raise FieldError(
-                "tool_choice", "asks for a call, and there are no tools", "give tools, or leave it out"
-            )
+    if not isinstance(choice, str | ToolChoiceFunction):
+        raise FieldError("tool_choice", "is not served", "use auto, none, required or a function")
+    if not tools:  # that a call is demanded without any, vLLM refuses
         return {}
     if isinstance(choice, ToolChoiceFunction):
         return {"tools": tools, "tool_choice": {"type": "function", "function": {"name": choice.name}}}
-    if not isinstance(choice, str):
-        raise FieldError("tool_choice", "is not served", "use auto, none, required or a function")
     return {"tools": tools, "tool_choice": choice}
 
 

@@ -245,6 +245,7 @@ def test_an_answer_that_was_begun_is_continued():
         ),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "weather"}, "tools": []}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"a": 1}]}}, "tool_choice"),
         ({"include": ["file_search_call.results"]}, "include"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]}, "input"),
