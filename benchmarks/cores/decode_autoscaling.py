@@ -37,9 +37,10 @@ from slo.tiers import PREMIUM
 
 HARDWARE: Final = Hardware(CostModel(LLAMA_3_8B, LLAMA_3_8B_A100))
 MIX: Final = Mix({"chat": Kind(1.0, 4000, None, PREMIUM, sigma=0.8, output_tokens=500)})
+PER_REPLICA: Final = (8.0, 16.0, 24.0, 32.0, 64.0, 96.0)
 RAY_SETTINGS: Final = (
     RAY_DEFAULT,
-    *((target, *delays_s) for target, delays_s in product((32.0, 64.0, 96.0), ((5.0, 120.0), (30.0, 600.0)))),
+    *((target, *delays_s) for target, delays_s in product(PER_REPLICA, ((5.0, 120.0), (30.0, 600.0)))),
 )
 Make = Callable[[], Callable[[DecodeTierSeen, float], int]]
 

@@ -28,7 +28,14 @@ from simulator.cost.operators import LLAMA_3_8B
 from simulator.pressure.decoding import PressedRequest, PressedStream
 from simulator.pressure.engine import PressedEngine, PressedSetup, Way
 from simulator.pressure.ours import Ours
-from simulator.pressure.ways import ByPriority, FirstCome, LeastComputed, NoEviction, Retract
+from simulator.pressure.ways import (
+    ByPriority,
+    FirstCome,
+    LeastComputed,
+    NoEviction,
+    Retract,
+    RetractForPriority,
+)
 from slo.decode.victims import HostRoom, Stream, TakenBy, VictimRules
 from slo.tiers import DEFAULT_TIERS, Tier
 
@@ -69,6 +76,7 @@ WAYS: Final[Mapping[str, Callable[[], Way]]] = {
     "vLLM, priorities, watermark 0.05": partial(ByPriority, 0.05),
     "least computed": LeastComputed,
     "SGLang": Retract,
+    "SGLang, priorities": RetractForPriority,
     "TensorRT-LLM, no eviction": NoEviction,
     "ours": partial(Ours, DEFAULT_TIERS),
     "ours, host memory": partial(Ours, DEFAULT_TIERS),

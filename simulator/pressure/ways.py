@@ -11,6 +11,7 @@ from typing import Final
 from simulator.pressure.decoding import PressedStream
 from simulator.pressure.engine import PressedEngine
 from slo.decode.step_time import StepShape
+from slo.decode.victims import TakenBy
 
 
 class FirstCome:
@@ -94,9 +95,16 @@ class Retract(FirstCome):
 
     def admits(self, engine: PressedEngine, one: PressedStream) -> bool:
         """Whose guess fits beside those of the others."""
-        to_come = sum((other.asked.most - other.emitted) * self._ratio for other in engine.running)
-        asked = one.length + self._ratio * (one.asked.most - one.emitted)
-        return to_come + asked <= engine.free_blocks * engine.setup.block_tokens or not engine.running
+        return self._missing_tokens(engine, one) <= 0 or not engine.running
+
+    def _missing_tokens(self, engine: PressedEngine, one: PressedStream) -> float:
+        """Memory that is not free of what it and the others are guessed to take."""
+        to_come = sum(map(self._to_come, engine.running))
+        free = engine.free_blocks * engine.setup.block_tokens
+        return to_come + one.length + self._to_come(one) - free
+
+    def _to_come(self, one: PressedStream) -> float:
+        return self._ratio * (one.asked.most - one.emitted)
 
     def victim(self, engine: PressedEngine) -> PressedStream:
         """Whoever has emitted least; of those, the longest prompt."""
@@ -108,6 +116,38 @@ class Retract(FirstCome):
         most = sum(one.asked.most for one in running)
         emitted = sum(one.emitted for one in running) + 20 * len(running)
         self._ratio = min(1.0, emitted / most)
+
+
+class RetractForPriority(Retract):
+    """SGLang's with priorities: the higher tier starts first, and takes the memory of lower ones for that.
+
+    Steps that run short take it from whoever has emitted least, whatever its tier.
+    """
+
+    def order(self, engine: PressedEngine) -> list[PressedStream]:
+        """By tier, then by arrival."""
+        return sorted(engine.waiting, key=lambda one: (-one.rank, one.asked.at_s))
+
+    def relieve(self, engine: PressedEngine) -> None:
+        """Have the first start if lower tiers hold enough; the lowest tier's last comer goes first."""
+        super().relieve(engine)
+        first = next(iter(self.order(engine)), None)
+        if first is None or self.admits(engine, first):
+            return
+        lower = [one for one in engine.running if one.rank < first.rank]
+        missing, taken = self._missing_tokens(engine, first), []
+        for one in sorted(lower, key=lambda one: (one.rank, -one.asked.at_s)):
+            taken.append(one)
+            missing -= engine.held(one) * engine.setup.block_tokens + self._to_come(one)
+            if missing <= 0:
+                self._yield(engine, taken)
+                return
+
+    def _yield(self, engine: PressedEngine, taken: list[PressedStream]) -> None:
+        ratio = self._ratio
+        for one in taken:
+            engine.take(one, TakenBy.RECOMPUTE)
+        self._ratio = ratio  # which memory that runs short raises, not this
 
 
 class NoEviction(FirstCome):

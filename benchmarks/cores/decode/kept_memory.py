@@ -1,9 +1,10 @@
 """For how much of what is predicted to come of answers a decode engine keeps memory, in virtual time.
 
-The rules of `slo.decode` with other parts than `slo.decode.output_length.KEPT_FOR`, beside vLLM's priorities:
-on an A100 with half of the memory that its requests hold at the fullest, and with the step times and arrivals
-of a measured engine. Both also with an objective for everybody in place of the background, and then with
-first tokens from the prefill tier. Prints a table and writes results/cores/kept_memory.json:
+The rules of `slo.decode` with other parts than `slo.decode.output_length.KEPT_FOR`, beside vLLM's priorities
+with and without a watermark: on an A100 with half of the memory that its requests hold at the fullest, and
+with the step times and arrivals of a measured engine. Both also with an objective for everybody in place of
+the background, and then with first tokens from the prefill tier. Prints a table and writes
+results/cores/kept_memory.json:
 
     python -m benchmarks.cores.decode.kept_memory
 """
@@ -12,8 +13,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from benchmarks.cores import pool_pressure
@@ -103,15 +105,20 @@ def keeping(part: float) -> Ours:
     return way
 
 
+WAYS: Final[Mapping[str, Callable[[], Way]]] = {
+    "vLLM, priorities": ByPriority,
+    "vLLM, priorities, watermark 0.05": partial(ByPriority, 0.05),
+    **{f"kept for {part:g}": partial(keeping, part) for part in PARTS},
+}
+
+
 def main() -> None:
     """Simulate everything."""
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     rows = []
     for name, streams in worlds().items():
-        for part in (None, *PARTS):
-            ways = [ByPriority() if part is None else keeping(part) for _ in streams]
-            runs = [served(way, *stream) for way, stream in zip(ways, streams, strict=True)]
-            label = "vLLM, priorities" if part is None else f"kept for {part:g}"
+        for label, way in WAYS.items():
+            runs = [served(way(), *stream) for stream in streams]
             means = {key: _mean([run[key] for run in runs]) for key in runs[0]}
             rows.append({"engine": name, "way": label, **means})
         print_rows(name, [row for row in rows if row["engine"] == name])

@@ -41,7 +41,7 @@ KINDS: Final = {
     "background": (0.3, (500, 3000), 600, None),
 }
 """Part of all requests, prompts from and to, median answer, TPOT objective in seconds."""
-CAPS: Final = (32, 64, 96)
+CAPS: Final = (64, 96, 128, 192)
 MOVED_S: Final = 5e-5
 """Seconds for each stream that the batch gains or loses; as much as a measured engine on two cores takes."""
 NOISE: Final = 0.1
@@ -67,7 +67,7 @@ _WAYS: Final[Mapping[str, Callable[[], Way]]] = {
     "no rule": partial(Ours, DEFAULT_TIERS),
     _RULE: partial(InPace, DEFAULT_TIERS),
 }
-DRIFTING_ARMS: Final = ("priorities, cap 6", "priorities, cap 20", "no rule", _RULE)
+DRIFTING_ARMS: Final = (*(f"priorities, cap {seqs}" for seqs in pace.CAPS), "no rule", _RULE)
 _CAPPED: Final = re.compile(r"(?P<priorities>priorities, )?cap (?P<seqs>\d+)")
 
 

@@ -10,7 +10,14 @@ from simulator.cost.decode_steps import DecodeModel
 from simulator.pressure.decoding import PressedRequest
 from simulator.pressure.engine import PressedEngine, PressedSetup
 from simulator.pressure.ours import Ours
-from simulator.pressure.ways import ByPriority, FirstCome, LeastComputed, NoEviction, Retract
+from simulator.pressure.ways import (
+    ByPriority,
+    FirstCome,
+    LeastComputed,
+    NoEviction,
+    Retract,
+    RetractForPriority,
+)
 from slo.tiers import DEFAULT_TIERS, PREMIUM, STANDARD, Tier
 
 BACKGROUND = Tier("background")
@@ -21,6 +28,7 @@ WAYS = {
     "priority": ByPriority,
     "least computed": LeastComputed,
     "retract": Retract,
+    "retract for priority": RetractForPriority,
     "no eviction": NoEviction,
     "ours": partial(Ours, DEFAULT_TIERS),
 }
