@@ -235,6 +235,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "decode-pace-heavy": lambda: decode_pace("decode_pace_heavy"),
     "decode-pressure": lambda: decode_pressure("engines/decode_pressure", 0.5),
     "decode-pressure-minute": lambda: decode_pressure("engines/decode_pressure_minute", 0.5),
+    "decode-pressure-minute-epyc": lambda: decode_pressure("engines/decode_pressure_minute_epyc", 0.5),
     "kept-memory": kept_memory,
     "paced": paced,
     "paced-beside": paced_beside,
