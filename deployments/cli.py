@@ -44,7 +44,7 @@ from deployments.models.conversion import ProgressCallback
 from deployments.models.embedded import ModelStoreError
 from deployments.models.fit import check_ahead
 from deployments.models.store import ModelStore
-from deployments.options import ApplicationOption, ModelOption, check_directory, finite
+from deployments.options import ApplicationOption, ModelOption, check_directory, finite, writing
 from deployments.simulate import SimulateError
 from deployments.simulate.command import simulate
 from deployments.timeline.command import timeline as draw_timeline
@@ -206,7 +206,9 @@ def observability(
     """Write Prometheus' rules and Grafana's dashboards for a deployment."""
     settings = SlackServeConfig() if config is None else load(config)
     check_directory("--out", out, ConfigError)
-    for file in write_observability(settings.tiers.tier_set(), out, settings.names_given()):
+    with writing("--out", out, ConfigError):
+        files = write_observability(settings.tiers.tier_set(), out, settings.names_given())
+    for file in files:
         _console.print(str(file), highlight=False)
 
 

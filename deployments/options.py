@@ -1,7 +1,7 @@
 """What several commands do with their options.
 
 They name one of several models or applications, read times and keys, refuse what would count for nothing and
-infinite numbers, and find out before the work whether its result can be written.
+infinite numbers, find out before the work whether its result can be written, and say so where it then cannot.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -117,3 +118,16 @@ def check_directory(option: str, path: Path | None, refusal: type[Exception]) ->
         raise refusal(f"{option}: {error.filename} cannot be created: {error.strerror}") from None
     if not os.access(path, os.W_OK | os.X_OK):
         raise refusal(f"{option}: no file can be created in {path}")
+
+
+@contextmanager
+def writing(option: str, path: Path, refusal: type[Exception]) -> Iterator[None]:
+    """Write the result of the work; refuse its place where that cannot be written after all.
+
+    Raises:
+        Exception: of the kind `refusal`, as on a disk that is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise refusal(f"{option}: {path} cannot be written: {error.strerror or error}") from None

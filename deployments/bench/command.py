@@ -24,7 +24,9 @@ from deployments.options import (
     finite,
     parse_key,
     refuse_given,
+    writing,
 )
+from deployments.whole_file import write_whole
 from simulator.workload.arrivals import TraceError, Workload, read_trace
 from slo.tiers import DEFAULT_TIERS, Tier, check_tier_name
 
@@ -182,8 +184,6 @@ def _workload(given: WorkloadFile, trace: Path | None, profile: Path | None) -> 
 def _write(path: Path | None, values: dict[str, Any], console: Console) -> None:
     if path is None:
         return
-    try:
-        path.write_text(json.dumps(values, indent=2) + "\n")
-    except OSError as error:
-        raise BenchError(f"--json: {path} cannot be written: {error.strerror}") from None
+    with writing("--json", path, BenchError):
+        write_whole(path, json.dumps(values, indent=2) + "\n")
     console.print(Text(f"written to {path}"))

@@ -33,6 +33,7 @@ from deployments.options import (
     check_file_and_directory,
     finite,
     refuse_given,
+    writing,
 )
 from slo.predict.handoff import HandoffSample
 from slo.predict.measured_on import ON_HOST, Measurable
@@ -89,7 +90,8 @@ def calibrate(  # noqa: PLR0913, PLR0917 - an option each
         calibration = _measure(measuring, about, sizes, repeats, handoff_ms)
         told = {**asdict(about.subject), "max_model_len": about.max_model_len, "lengths": sizes}
         _show(calibration, about)
-        save_profile(output, calibration, told | {"repeats": repeats}, about.kv_bytes_per_token)
+        with writing("--output", output, ConfigError):
+            save_profile(output, calibration, told | {"repeats": repeats}, about.kv_bytes_per_token)
         _console.print(f"written to {output}", highlight=False)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from deployments.config import ConfigError
+from deployments.whole_file import write_whole
 from slo.files.profile import PROFILE_FORMAT, Profile, read_profile
 from slo.predict.handoff import HandoffSample, TransferFit, fit_transfer, usual_handoff_s
 from slo.predict.measured_on import Subject
@@ -108,6 +109,9 @@ def save_profile(
 
     `about` says what it was measured on: the parts of a `slo.predict.measured_on.Subject`, and more for the
     reader.
+
+    Raises:
+        OSError: when it cannot be written; a profile that was there stays.
     """
     result, transfer = calibration.fit, calibration.transfer
     values: dict[str, Any] = {
@@ -122,7 +126,7 @@ def save_profile(
         values["transfer"] = {**asdict(transfer), "kv_bytes_per_token": kv_bytes_per_token}
         values["handoffs"] = [asdict(sample) for sample in calibration.handoffs]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(values, indent=2) + "\n")
+    write_whole(path, json.dumps(values, indent=2) + "\n")
 
 
 def load_profile(path: Path) -> PrefillPredictor:

@@ -14,8 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from deployments.options import check_directory, check_file, refuse_given
+from deployments.options import check_directory, check_file, refuse_given, writing
 from deployments.simulate import SimulateError
+from deployments.whole_file import write_whole
 from simulator.findings import Findings
 from simulator.study.presets import Preset
 
@@ -75,14 +76,17 @@ def simulate(  # noqa: PLR0913 - each is an option of the command
         )
     _show(found, console)
     if json_file is not None:
-        json_file.write_text(json.dumps(found.document(), indent=1, allow_nan=False) + "\n")
+        with writing("--json", json_file, SimulateError):
+            write_whole(json_file, json.dumps(found.document(), indent=1, allow_nan=False) + "\n")
         console.print(Text(f"written to {json_file}"))
     if report is not None:
         from simulator.report.page import write_report  # noqa: PLC0415 - imports matplotlib
         from simulator.report.plots import save  # noqa: PLC0415
 
-        save(found, report)
-        console.print(Text(f"written to {write_report(found, report)}"))
+        with writing("--report", report, SimulateError):
+            save(found, report)
+            written = write_report(found, report)
+        console.print(Text(f"written to {written}"))
 
 
 def _preset(name: str, trace: Path | None, operator_times: Path | None) -> Preset:

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from deployments.config import ConfigError
-from deployments.options import ApplicationOption, ModelOption, check_file_and_directory, seconds
+from deployments.options import ApplicationOption, ModelOption, check_file_and_directory, seconds, writing
+from deployments.whole_file import write_whole
 
 _console = Console(stderr=True)
 
@@ -40,6 +41,7 @@ def timeline(
             _console.print(Text(f"timeline: {error}", style="red"))
             raise typer.Exit(1) from None
         page = html(running.model, asked_at, last, found, tiers)
-    out.write_text(page, encoding="utf-8")
+    with writing("--out", out, ConfigError):
+        write_whole(out, page)
     requests = sum(len(heard.past.jobs) for heard in found.values() if heard is not None)
     _console.print(f"{out}: {requests} requests on {len(found)} prefill replicas", highlight=False)

@@ -66,3 +66,10 @@ def test_a_directory_that_cannot_be_made_is_refused_before_the_work(arguments, t
     (tmp_path / "file").touch()
     assert "cannot be created" in refused(*arguments, tmp_path / "file" / "out")
     assert "cannot be created" in refused(*arguments, tmp_path / "file")
+
+
+def test_a_full_disk_is_one_message(tmp_path):
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules" / "recording.yaml").symlink_to("/dev/full")
+    told = refused("observability", "--out", tmp_path)
+    assert told == f"--out: {tmp_path} cannot be written: No space left on device"

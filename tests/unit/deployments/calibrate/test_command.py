@@ -4,6 +4,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from small_disk import small_disk
 from typer.testing import CliRunner
 
 from deployments.cli import app
@@ -105,3 +106,16 @@ def test_a_handoff_that_no_replica_would_heed_is_refused_before_anything_is_meas
     with pytest.raises(SystemExit):
         calibrate(replicas, "--output", str(tmp_path / "p.json"), "--handoff-ms", handoff_ms)
     assert not replicas.asked
+
+
+def test_a_profile_that_there_is_no_room_for_leaves_the_one_before(calibrate, tmp_path):
+    output = tmp_path / "profile.json"
+    calibrate(Replicas(4096), output=output)
+    before = output.read_bytes()
+    with (
+        small_disk(100),
+        pytest.raises(ConfigError, match=f"^--output: {output} cannot be written: File too"),
+    ):
+        calibrate(Replicas(4096), output=output)
+    assert output.read_bytes() == before
+    assert [*tmp_path.iterdir()] == [output]

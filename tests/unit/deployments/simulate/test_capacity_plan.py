@@ -2,21 +2,23 @@
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from deployments.simulate import SimulateError
 from deployments.simulate.capacity_plan import make_plan
 
 LOSS = {"replicas": 100, "at_s": 1, "for_s": 60}
 
 
-def told(tmp_path, **values):
+def told(tmp_path, json_file=None, report=None, **values):
     chat = {"share": 1, "mean_tokens": 600, "ttft_ms": 500, "tier": "premium"}
     fleet = {"rate_rps": 2, "requests": 60, "workload": {"kinds": {"chat": chat | values.pop("chat", {})}}}
     (tmp_path / "fleet.yaml").write_text(json.dumps(fleet | values))
     printed = io.StringIO()
-    make_plan(tmp_path / "fleet.yaml", Console(file=printed, width=500), None, None)
+    make_plan(tmp_path / "fleet.yaml", Console(file=printed, width=500), json_file, report)
     return printed.getvalue().splitlines()[-1]
 
 
@@ -41,3 +43,11 @@ def told(tmp_path, **values):
 )
 def test_the_last_line_says_how_many_or_why_none(tmp_path, values, wanted):
     assert told(tmp_path, **values).startswith(wanted)
+
+
+def test_a_full_disk_is_one_message(tmp_path):
+    with pytest.raises(SimulateError, match=r"^--json: /dev/full cannot be written: No space left"):
+        told(tmp_path, Path("/dev/full"))
+    (tmp_path / "capacity.png").symlink_to("/dev/full")
+    with pytest.raises(SimulateError, match=f"^--report: {tmp_path} cannot be written: No space left"):
+        told(tmp_path, None, tmp_path)

@@ -140,6 +140,14 @@ def test_the_command_prints_writes_and_draws(tmp_path):
     assert list((tmp_path / "r").glob("*.svg"))
 
 
+def test_a_full_disk_is_one_message(tmp_path):
+    (tmp_path / "goodput.png").symlink_to("/dev/full")
+    for option, path in (("--json", "/dev/full"), ("--report", tmp_path)):
+        result = simulate("--arms", "fcfs", "--requests", 100, option, path)
+        assert isinstance(result.exception, SimulateError)
+        assert str(result.exception) == f"{option}: {path} cannot be written: No space left on device"
+
+
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [

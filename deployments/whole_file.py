@@ -1,0 +1,41 @@
+"""Writes a file as a whole, so that a disk that is full does not cost what was there before."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import Final
+
+_FIXED: Final = frozenset({errno.EBUSY, errno.EACCES, errno.EPERM})
+"""A file cannot be replaced that is mounted alone, or another user's in a directory such as `/tmp`."""
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Put this text into a file; where there is no room for it, what was there stays.
+
+    What no other file can take the place of, as that of a device, is written over.
+
+    Raises:
+        OSError: when it cannot be written.
+    """
+    place = path.resolve()  # a link stays one
+    is_special = path.exists() and not path.is_file()
+    if is_special or not os.access(place.parent, os.W_OK | os.X_OK):
+        path.write_text(text, encoding="utf-8")
+        return
+    beside = place.with_name(f".slackserve-{secrets.token_hex(8)}")
+    try:
+        with beside.open("x", encoding="utf-8") as file:
+            file.write(text)
+        if place.exists():
+            shutil.copymode(place, beside)
+        beside.replace(place)
+    except OSError as error:
+        if error.errno not in _FIXED:
+            raise
+        place.write_text(text, encoding="utf-8")
+    finally:
+        beside.unlink(missing_ok=True)
