@@ -74,9 +74,11 @@ async def connection(
     timeout_s: float,
     refusal: type[Exception],
     cacert: Path | None = None,
+    connect_s: float | None = None,
 ) -> AsyncIterator[Connection]:
     """Connect to the server at `url`, given with or without `/v1`; requests longer than `timeout_s` fail.
 
+    So do those that have no connection after `connect_s`, where that is given, with an error of their own.
     With `cacert`, its certificates are trusted and no others. From then on this process may have as many
     connections as the system lets it.
 
@@ -88,7 +90,7 @@ async def connection(
     _raise_descriptor_limit()
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, ssl=trust),
-        timeout=aiohttp.ClientTimeout(total=timeout_s),
+        timeout=aiohttp.ClientTimeout(total=timeout_s, connect=connect_s),
         headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
     ) as session:
         yield Connection(session, f"{base}/v1", refusal)

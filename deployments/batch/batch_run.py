@@ -149,7 +149,7 @@ class BatchRun:
                 self._server.url + request.path, data=body, headers=self._headers
             ) as response:
                 read = await response.read()
-        except aiohttp.ClientConnectorError as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             failure = BatchFailure("not_connected", str(error))
             return _Reply(Verdict.REFUSED, failure, failure.code)
         except TimeoutError:

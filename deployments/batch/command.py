@@ -23,6 +23,7 @@ from deployments.options import CacertOption, KeyOption, UrlOption, check_file, 
 from slo.tiers import check_tier_name
 
 _INTERRUPTED: Final = 130
+_CONNECT_S: Final = 30.0
 
 
 def batch(  # noqa: PLR0913 - each is an option of the command
@@ -86,7 +87,10 @@ async def _run(plan: _Plan, file: BinaryIO, results: ResultFiles, console: Conso
     from deployments.client import connection  # noqa: PLC0415 - likewise
 
     until_s = time.monotonic() + plan.within_s
-    async with connection(plan.url, plan.api_key, plan.timeout_s, BatchError, plan.cacert) as server:
+    connect_s = min(_CONNECT_S, plan.timeout_s / 2)  # before the attempt has failed: it was not begun
+    async with connection(
+        plan.url, plan.api_key, plan.timeout_s, BatchError, plan.cacert, connect_s
+    ) as server:
         requests = read_requests(file, await server.models())
         answered = results.answered({request.custom_id: request for request in requests})
         left = [request for request in requests if request.custom_id not in answered]

@@ -4,11 +4,14 @@ import asyncio
 import json
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
@@ -18,6 +21,7 @@ from waiting import assert_soon
 
 from deployments.batch import BatchError
 from deployments.cli import app
+from deployments.client import Connection
 
 
 @pytest.fixture
@@ -240,6 +244,33 @@ def test_a_server_that_is_away_is_waited_for(files):
         process.communicate(timeout=60)
     assert process.returncode == 0
     assert sorted(each["custom_id"] for each in files.results()) == NAMES[:4]
+
+
+def test_a_server_that_takes_no_connection_is_waited_for(files, monkeypatch):
+    async def unknown(_):
+        return None
+
+    monkeypatch.setattr(Connection, "models", unknown)
+    monkeypatch.setattr("deployments.batch.pace._SHORTEST_BACK_OFF_S", 0.01)
+    monkeypatch.setattr("deployments.batch.pace._LONGEST_BACK_OFF_S", 0.01)
+    files.write(NAMES[:1])
+    with no_room() as port:
+        server = SimpleNamespace(url=f"http://127.0.0.1:{port}")
+        assert files.ask(server, "--timeout", "0.2", "--within", "3s").exit_code == 1
+    assert [each["error"]["code"] for each in files.results(files.failed)] == ["batch_expired"]
+
+
+@contextmanager
+def no_room():
+    """A port whose queue of connections is full, so that the kernel answers no further one."""
+    with socket.socket() as listening, ExitStack() as open_:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        for _ in range(2):
+            waiting = open_.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listening.getsockname())
+        yield listening.getsockname()[1]
 
 
 def run(files, server, *options, **given):
