@@ -97,7 +97,12 @@ async def connection(
 
 
 def _base(url: str, refusal: type[Exception]) -> str:
-    """Without `/v1`; refused when no server can be there."""
+    """Without `/v1`; refused when no server can be there, or it has what nobody may read."""
+    if "@" in url:  # not shown: what stands before it may be a password, however the rest is spelt
+        raise refusal(
+            "--url: an address is printed and kept, so it must have no user and password, nor any other '@'; "
+            "give a key with --api-key or OPENAI_API_KEY"
+        )
     if not url.startswith(("http://", "https://")):
         raise refusal(f"--url: {url!r} does not begin with http:// or https://")
     try:

@@ -239,6 +239,17 @@ def test_what_a_user_gets_wrong_is_one_clear_message(bench, server, arguments, m
     assert not server.seen
 
 
+@pytest.mark.parametrize("url", ["http://me:hidden@127.0.0.1:9", "me:hidden@host", "https://me:hid/den@host"])
+@pytest.mark.parametrize("key", [(), ("--api-key", "k")])
+def test_a_password_in_an_address_is_refused_and_shown_nowhere(bench, tmp_path, url, key):
+    path = tmp_path / "run.json"
+    code, out, err = bench("--url", url, *key, *QUICK, "--json", path)
+    assert code == 2
+    assert "--url: an address is printed and kept, so it must have no user" in " ".join(err.split())
+    assert "hid" not in out + err
+    assert not path.exists()
+
+
 def test_a_broken_trace_is_refused_by_line(bench, server, tmp_path):
     path = tmp_path / "trace.jsonl"
     path.write_text(json.dumps(MOONCAKE[0]) + "\nnot json\n")
