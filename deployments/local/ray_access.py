@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,7 @@ def check_access() -> None:
     """
     if (mode := os.environ.get("RAY_AUTH_MODE", "")) and mode.lower() != "token":
         raise ConfigError(open_ray(mode))
+    _check_given()
     if (path := _made_token()) is None:
         return
     try:
@@ -51,6 +53,26 @@ def open_ray(mode: str) -> str:
     )
 
 
+def _check_given() -> None:
+    """Make sure that a file which the user names for the token has one: Ray makes none there.
+
+    Raises:
+        ConfigError: when it has not.
+    """
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if not path or os.environ.get("RAY_AUTH_TOKEN"):  # which Ray takes first
+        return
+    try:
+        why = "" if Path(path).read_bytes().strip() else "it is empty"
+    except OSError as error:
+        why = str(error.strerror)
+    if why:
+        raise ConfigError(
+            f"RAY_AUTH_TOKEN_PATH: Ray finds no token in {path} ({why}); write one to it, as with "
+            f"`(umask 077; openssl rand -hex 32 > {shlex.quote(path)})`, or unset RAY_AUTH_TOKEN_PATH"
+        )
+
+
 def _made_token() -> Path | None:
     """Where the token is that Ray takes unless it is given another; None if it is.
 
@@ -68,7 +90,7 @@ def _made_token() -> Path | None:
 def _no_token(path: Path) -> ConfigError:
     return ConfigError(
         f"Ray's token cannot be kept in {path}; give the user of this process a home directory that it can "
-        "write to, or set RAY_AUTH_TOKEN_PATH"
+        "write to, or set RAY_AUTH_TOKEN_PATH to a file with a token"
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 from ray._common.utils import try_to_create_directory
 from ray._private.authentication import authentication_token_setup as rays
 from ray._raylet import AuthenticationTokenLoader
+from ray.exceptions import AuthenticationError
 
 from deployments.config import ConfigError
 from deployments.local.ray_access import check_access, keep_session, keep_token
@@ -86,6 +87,28 @@ def test_a_token_that_is_given_is_left_alone(home, name, monkeypatch):
     monkeypatch.setenv(name, str(home / "token"))
     keep_token()
     assert not (home / ".ray").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(None, "No such file or directory"), ("", "it is empty"), (" \n", "it is empty"), ("token\n", None)],
+)
+def test_a_file_that_is_given_without_a_token_is_refused_as_ray_would(home, monkeypatch, content, why):
+    path = home / "token"
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
+    if content is not None:
+        path.write_text(content)
+    loader = AuthenticationTokenLoader.instance()
+    with nullcontext() if why is None else pytest.raises(AuthenticationError):
+        assert loader.has_token(ignore_auth_mode=True)
+    told = rf"^RAY_AUTH_TOKEN_PATH: Ray finds no token in {path} \({why}\); write one to it, as with "
+    with nullcontext() if why is None else pytest.raises(ConfigError, match=told):
+        check_access()
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "another")
+    loader.reset_cache()
+    assert loader.has_token(ignore_auth_mode=True)
+    check_access()
 
 
 def test_nobody_else_gets_into_a_session_or_has_another_in_its_place(tmp_path):
