@@ -82,6 +82,7 @@ class LocalDeployment:
         self._verbose = verbose
         self._processes: list[psutil.Process] = []
         self._gcs: list[psutil.Process] = []
+        self._raylet: list[psutil.Process] = []
         self.has_begun = False
         self.is_stopping = False
         self._door: Door | None = None
@@ -152,8 +153,12 @@ class LocalDeployment:
         return _end(processes, patience_s)
 
     def is_lost(self) -> bool:
-        """Whether Ray has ended, and not because `stop` was called."""
-        return not self.is_stopping and bool(self._gcs) and not any(map(_is_running, self._gcs))
+        """Whether a part of Ray has ended that it needs, and not because `stop` was called."""
+        return not self.is_stopping and (_has_ended(self._gcs) or _has_ended(self._raylet))
+
+    def can_answer(self) -> bool:
+        """Whether requests may be answered: without the GCS they are for a while, without the raylet not."""
+        return not _has_ended(self._raylet)
 
     def kill(self) -> int:
         """End all processes at once, from any thread; returns how many there were."""
@@ -197,8 +202,9 @@ class LocalDeployment:
                 _metrics_export_port=self._config.ray_metrics_port,
             )
         keep_session(Path(started.address_info["session_dir"]))
-        of_ray = psutil.Process().children(recursive=True)
-        self._gcs = [each for each in of_ray if _is_gcs(each)]
+        of_ray = psutil.Process().children()
+        self._gcs = [each for each in of_ray if _is_named(each, "gcs_server")]
+        self._raylet = [each for each in of_ray if _is_named(each, "raylet")]
         check_ray_is_closed()
         check_gpus(self._config, ray.cluster_resources())
         given = self._config.grpc
@@ -272,12 +278,16 @@ def _join(stopping: threading.Thread, needed: list[psutil.Process]) -> None:
         stopping.join(_LOOK_S)
 
 
-def _is_gcs(process: psutil.Process) -> bool:
-    """Whether it is the part of Ray without which nothing else of it answers."""
+def _is_named(process: psutil.Process, name: str) -> bool:
     try:
-        return process.name().startswith("gcs_server")
+        return bool(process.name() == name)
     except psutil.NoSuchProcess:
         return False
+
+
+def _has_ended(part: list[psutil.Process]) -> bool:
+    """Whether a part of Ray has begun and runs no more."""
+    return bool(part) and not any(map(_is_running, part))
 
 
 def _is_running(process: psutil.Process) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LOOK_S: Final = 0.5
 _GO_ON_S: Final = 45.0
-"""Answers go on for so long without Ray; less than its own patience."""
+"""Answers go on for so long without Ray's GCS; less than its own patience."""
 _BY_ITSELF_S: Final = 10.0
 """Within which the command begins to stop once it is asked to, unless it waits for Ray."""
 
@@ -30,7 +30,10 @@ def end_if_stuck(deployment: LocalDeployment, stop: threading.Event, console: Co
     """End this process and all of a deployment if nobody else does, after `stop` is set or Ray has ended."""
     while not (stop.wait(_LOOK_S) or deployment.is_lost()):
         pass
-    if not stop.wait(_GO_ON_S):
+    until_s = time.monotonic() + _GO_ON_S
+    while deployment.can_answer() and time.monotonic() < until_s and not stop.is_set():
+        stop.wait(_LOOK_S)
+    if not stop.wait(_LOOK_S):  # a signal to all processes may have ended Ray's before it comes here
         console.print(Text("Ray has ended; its logs are in /tmp/ray/session_latest/logs.", style="red"))
     until_s = time.monotonic() + (_BY_ITSELF_S if stop.is_set() else 0.0)
     while time.monotonic() < until_s:

@@ -1,11 +1,11 @@
-"""However `slackserve serve` is told to end, it says so, and nothing of it is left."""
+"""However `slackserve serve` ends, it says so, and nothing of it is left."""
 
 import random
 import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import psutil
 import pytest
@@ -32,8 +32,9 @@ def names(processes):
     return " ".join(found)
 
 
-def said_until_its_end(tmp_path, once, *, to_all):
-    """What a command says that gets a signal, alone or with all its processes, once one of that name runs."""
+@contextmanager
+def started(tmp_path, once):
+    """The command and its processes, once one of that name runs or it says so; none outlives it."""
     path, log, ports = tmp_path / "config.yaml", tmp_path / "log", random.randrange(24_000, 31_000)
     config = {
         "model": str(build_tiny_llama(tmp_path / "tiny")),
@@ -46,18 +47,24 @@ def said_until_its_end(tmp_path, once, *, to_all):
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment())
     try:
-        gives_up_s = time.monotonic() + 120
-        while once not in names(family := family_of(process)):
+        gives_up_s = time.monotonic() + 180
+        while once not in names(family := family_of(process)) + log.read_text():
             assert time.monotonic() < gives_up_s, log.read_text()
             time.sleep(0.1)
-        for each in [*(family if to_all else []), psutil.Process(process.pid)]:
-            with suppress(psutil.NoSuchProcess):
-                each.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0, log.read_text()
+        yield process, family, log
     finally:
         process.kill()
     _, alive = psutil.wait_procs(family, timeout=10)
     assert names(alive) == ""
+
+
+def said_until_its_end(tmp_path, once, number=signal.SIGTERM, *, to_all):
+    """What a command says that gets a signal, alone or with all its processes, once one of that name runs."""
+    with started(tmp_path, once) as (process, family, log):
+        for each in [*(family if to_all else []), psutil.Process(process.pid)]:
+            with suppress(psutil.NoSuchProcess):
+                each.send_signal(number)
+        assert process.wait(60) == 0, log.read_text()
     said = log.read_text()
     assert "Stopped" in said
     assert "Traceback" not in said
@@ -74,3 +81,12 @@ def test_a_signal_while_ray_starts_ends_it(tmp_path):
     """Ray has a handler of its own then, which would end it with the signal's number."""
     said = said_until_its_end(tmp_path, "gcs_server", to_all=False)
     assert "Stopping before everything was up." in said
+
+
+def test_the_end_of_the_raylet_ends_it(tmp_path):
+    """All replicas end with it, and the connections of clients would wait for one that never comes."""
+    with started(tmp_path, "Ready after") as (process, family, log):
+        (raylet,) = [each for each in family if each.name() == "raylet"]
+        raylet.kill()
+        assert process.wait(30) == 2, log.read_text()
+    assert "Ray has ended" in log.read_text()

@@ -1,4 +1,5 @@
 import http.server
+import shutil
 import signal
 import subprocess
 import sys
@@ -161,6 +162,35 @@ def test_ray_exports_its_metrics_where_it_is_told_to(monkeypatch, tmp_path, port
     with pytest.raises(StartError):
         LocalDeployment(parse({"model": "m", "ray_metrics_port": port}))._start_ray()
     assert given == [port]
+
+
+@pytest.mark.parametrize(("ended", "can_answer"), [("gcs_server", True), ("raylet", False)])
+def test_ray_is_lost_with_its_gcs_and_with_its_raylet(monkeypatch, tmp_path, ended, can_answer):
+    parts = {}
+
+    def init(**_):
+        for name in ("gcs_server", "raylet"):
+            (tmp_path / name).symlink_to(shutil.which("sleep"))
+            parts[name] = subprocess.Popen([tmp_path / name, "60"])
+        return SimpleNamespace(address_info={"session_dir": str(tmp_path)})
+
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a token")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setattr(ray, "init", init)
+    deployment = LocalDeployment(parse({"model": "m"}))
+    try:
+        with pytest.raises(StartError):
+            deployment._start_ray()
+        assert (deployment.is_lost(), deployment.can_answer()) == (False, True)
+        parts[ended].kill()
+        parts[ended].wait()
+        assert (deployment.is_lost(), deployment.can_answer()) == (True, can_answer)
+        deployment.is_stopping = True
+        assert not deployment.is_lost()
+    finally:
+        for part in parts.values():
+            part.kill()
+            part.wait()
 
 
 def test_other_users_get_neither_rays_token_nor_into_its_session(monkeypatch, tmp_path):

@@ -1,0 +1,58 @@
+"""When `slackserve serve` gives up a Ray that has ended, or that does not let it stop."""
+
+import io
+import math
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from deployments.local import loss
+
+
+@pytest.fixture
+def end(monkeypatch):
+    """Ends what loses parts of Ray or is stopped at such times of a clock; gives when, and the code."""
+    clock = SimpleNamespace(now_s=0.0)
+
+    def sleep(seconds):
+        clock.now_s += seconds
+
+    def end_once(gcs_s=math.inf, raylet_s=math.inf, stop_s=math.inf, console=None):
+        stop = SimpleNamespace(is_set=lambda: clock.now_s >= stop_s)
+        stop.wait = lambda seconds: stop.is_set() or sleep(seconds) or stop.is_set()
+        deployment = SimpleNamespace(
+            is_lost=lambda: clock.now_s >= min(gcs_s, raylet_s),
+            can_answer=lambda: clock.now_s < raylet_s,
+            is_stopping=False,
+            kill=lambda: 3,
+        )
+        ended = []
+        monkeypatch.setattr(loss, "end_at_once", lambda code: ended.append((clock.now_s, code)))
+        loss.end_if_stuck(deployment, stop, console or Console(file=io.StringIO()))
+        return ended
+
+    monkeypatch.setattr(loss, "time", SimpleNamespace(monotonic=lambda: clock.now_s, sleep=sleep))
+    return end_once
+
+
+@pytest.mark.parametrize(
+    ("lost", "earliest_s", "latest_s"),
+    [
+        ({"gcs_s": 100.0}, 145.0, 146.5),
+        ({"raylet_s": 100.0}, 100.0, 101.5),
+        ({"gcs_s": 100.0, "raylet_s": 110.0}, 110.0, 111.5),
+    ],
+)
+def test_answers_go_on_for_a_while_without_the_gcs_but_not_without_the_raylet(
+    end, lost, earliest_s, latest_s
+):
+    [(ended_s, code)] = end(**lost)
+    assert earliest_s <= ended_s <= latest_s
+    assert code == 2
+
+
+def test_a_signal_to_all_processes_is_a_stop_also_where_the_raylet_ends_before_it_comes(end):
+    [(ended_s, code)] = end(raylet_s=100.0, stop_s=100.5)
+    assert ended_s >= 110.0
+    assert code == 0
