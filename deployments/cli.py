@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -65,7 +65,30 @@ app.command()(batch)
 app.command()(simulate)
 app.command()(calibrate)
 app.command(name="timeline")(draw_timeline)
-_console = Console(stderr=True)
+
+
+class _Stderr:
+    """Standard error; what it does not take, as a terminal that is closed, is left out and ends nothing."""
+
+    def __init__(self) -> None:
+        self._plain = Console(stderr=True)  # knows what it is at the time, also while a bar is drawn
+
+    def write(self, text: str) -> int:
+        """Write what can be written."""
+        with suppress(OSError):
+            self._plain.file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush what can be flushed."""
+        with suppress(OSError):
+            self._plain.file.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plain.file, name)
+
+
+_console = Console(file=cast("IO[str]", _Stderr()))
 # Serve's own threads cost a hand-over each; everything in our replicas is asynchronous and needs none. With
 # gRPC between replicas this took a quarter off the time to first token of a tiny model.
 SERVE_ENVIRONMENT = {

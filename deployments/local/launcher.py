@@ -75,6 +75,7 @@ class LocalDeployment:
     Attributes:
         has_begun: Whether there is anything to stop.
         is_stopping: Whether `stop` was called.
+        logs: Where its Ray logs, once that has started.
     """
 
     def __init__(self, config: SlackServeConfig, *, verbose: bool = False) -> None:
@@ -85,6 +86,7 @@ class LocalDeployment:
         self._raylet: list[psutil.Process] = []
         self.has_begun = False
         self.is_stopping = False
+        self.logs: Path | None = None
         self._door: Door | None = None
 
     @property
@@ -201,7 +203,9 @@ class LocalDeployment:
                 logging_level="INFO" if self._verbose else "ERROR",
                 _metrics_export_port=self._config.ray_metrics_port,
             )
-        keep_session(Path(started.address_info["session_dir"]))
+        session = Path(started.address_info["session_dir"])
+        keep_session(session)
+        self.logs = session / "logs"
         of_ray = psutil.Process().children()
         self._gcs = [each for each in of_ray if _is_named(each, "gcs_server")]
         self._raylet = [each for each in of_ray if _is_named(each, "raylet")]

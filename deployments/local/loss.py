@@ -33,15 +33,19 @@ def end_if_stuck(deployment: LocalDeployment, stop: threading.Event, console: Co
     until_s = time.monotonic() + _GO_ON_S
     while deployment.can_answer() and time.monotonic() < until_s and not stop.is_set():
         stop.wait(_LOOK_S)
-    if not stop.wait(_LOOK_S):  # a signal to all processes may have ended Ray's before it comes here
-        console.print(Text("Ray has ended; its logs are in /tmp/ray/session_latest/logs.", style="red"))
-    until_s = time.monotonic() + (_BY_ITSELF_S if stop.is_set() else 0.0)
+    is_told = stop.wait(_LOOK_S)  # a signal to all processes may have ended Ray's before it comes here
+    until_s = time.monotonic() + (_BY_ITSELF_S if is_told else 0.0)
     while time.monotonic() < until_s:
         if deployment.is_stopping:
             return
         time.sleep(_LOOK_S)
-    say_stopped(console, deployment.kill())
-    end_at_once(0 if stop.is_set() else 2)
+    try:
+        killed = deployment.kill()
+        if not is_told:
+            console.print(Text(f"Ray has ended; its logs are in {deployment.logs}.", style="red"))
+        say_stopped(console, killed)
+    finally:  # also where nobody can be told
+        end_at_once(0 if is_told else 2)
 
 
 def say_stopped(console: Console, killed: int) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pty
 import shlex
 import signal
 import subprocess
@@ -110,6 +111,46 @@ def test_a_start_has_as_long_as_it_is_given(tmp_path, monkeypatch, options, time
     monkeypatch.setattr(LocalDeployment, "stop", lambda _: 0)
     CliRunner().invoke(app, ["serve", "--model", str(tmp_path), *options])
     assert given == [timeout_s]
+
+
+SERVING_NOTHING = """
+import sys, time
+from deployments import cli
+from deployments.local.launcher import LocalDeployment, Part
+
+def start(deployment, show, timeout_s):
+    deployment.has_begun = True
+    while is_endless or not deployment.shown:
+        show([Part("a part", "starting", done=False)])
+        deployment.shown = True
+        time.sleep(0.01)
+
+is_endless = sys.argv.pop() == "starts"
+LocalDeployment.shown = False
+LocalDeployment.start = start
+LocalDeployment.stop = lambda _: 0
+cli.main()
+"""
+
+
+@pytest.mark.parametrize(("phase", "says"), [("starts", b"a part"), ("serves", b"Ctrl-C stops.")])
+def test_a_terminal_that_is_closed_keeps_nothing_from_stopping(tmp_path, phase, says):
+    (tmp_path / "config.json").write_text("{}")
+    ours, its = pty.openpty()
+    command = [sys.executable, "-c", SERVING_NOTHING, "serve", "--model", tmp_path, phase]
+    environment = os.environ | {"TERM": "xterm", "PYTHONUNBUFFERED": ""}
+    process = subprocess.Popen(command, stderr=its, env=environment)
+    try:
+        os.close(its)
+        said = b""
+        while says not in said:
+            said += os.read(ours, 4096)
+        os.close(ours)
+        process.terminate()
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 class TestPreparationProgress:

@@ -1,10 +1,12 @@
 """Processes that are there are ended, whatever has ended by itself meanwhile."""
 
+import os
 import signal
 import subprocess
 import sys
 
 import psutil
+import pytest
 
 from deployments.local.ending import kill, kill_after
 
@@ -26,3 +28,25 @@ def test_those_that_do_not_end_in_time_are_killed_and_counted():
     ending.terminate()
     assert kill_after(3.0, processes) == 1
     assert not any(process.is_running() for process in processes)
+
+
+TERMINAL_IS_CLOSED = """
+import os, pty, sys
+from deployments.local import ending
+ours, its = pty.openpty()
+os.dup2(its, 2)
+os.close(its)
+os.close(ours)
+try:
+    print("something", file=sys.stderr)
+except OSError:
+    getattr(ending, sys.argv[1])(3)
+"""
+
+
+@pytest.mark.parametrize("way", ["end_process", "end_at_once"])
+def test_a_terminal_that_is_closed_changes_no_code(way):
+    """Python's own is 120 where what has been printed cannot be flushed."""
+    command = [sys.executable, "-c", TERMINAL_IS_CLOSED, way]
+    buffered = os.environ | {"PYTHONUNBUFFERED": ""}
+    assert subprocess.run(command, env=buffered, check=False, timeout=60).returncode == 3

@@ -181,6 +181,7 @@ def test_ray_is_lost_with_its_gcs_and_with_its_raylet(monkeypatch, tmp_path, end
     try:
         with pytest.raises(StartError):
             deployment._start_ray()
+        assert deployment.logs == tmp_path / "logs"
         assert (deployment.is_lost(), deployment.can_answer()) == (False, True)
         parts[ended].kill()
         parts[ended].wait()

@@ -1,5 +1,6 @@
 """When `slackserve serve` gives up a Ray that has ended, or that does not let it stop."""
 
+import errno
 import io
 import math
 from types import SimpleNamespace
@@ -10,9 +11,13 @@ from rich.console import Console
 from deployments.local import loss
 
 
+class EndedError(Exception):
+    """Nothing comes after it, as after the end of a process."""
+
+
 @pytest.fixture
 def end(monkeypatch):
-    """Ends what loses parts of Ray or is stopped at such times of a clock; gives when, and the code."""
+    """Ends what loses parts of Ray or is stopped, by a clock; gives when all is killed, and the code."""
     clock = SimpleNamespace(now_s=0.0)
 
     def sleep(seconds):
@@ -25,13 +30,18 @@ def end(monkeypatch):
             is_lost=lambda: clock.now_s >= min(gcs_s, raylet_s),
             can_answer=lambda: clock.now_s < raylet_s,
             is_stopping=False,
-            kill=lambda: 3,
+            kill=lambda: killed.append(clock.now_s) or 3,
+            logs="/elsewhere/logs",
         )
-        ended = []
-        monkeypatch.setattr(loss, "end_at_once", lambda code: ended.append((clock.now_s, code)))
-        loss.end_if_stuck(deployment, stop, console or Console(file=io.StringIO()))
-        return ended
+        killed = []
+        with pytest.raises(EndedError) as ended:
+            loss.end_if_stuck(deployment, stop, console or Console(file=io.StringIO()))
+        return *killed, *ended.value.args
 
+    def end_at_once(code):
+        raise EndedError(code)
+
+    monkeypatch.setattr(loss, "end_at_once", end_at_once)
     monkeypatch.setattr(loss, "time", SimpleNamespace(monotonic=lambda: clock.now_s, sleep=sleep))
     return end_once
 
@@ -47,12 +57,34 @@ def end(monkeypatch):
 def test_answers_go_on_for_a_while_without_the_gcs_but_not_without_the_raylet(
     end, lost, earliest_s, latest_s
 ):
-    [(ended_s, code)] = end(**lost)
-    assert earliest_s <= ended_s <= latest_s
+    killed_s, code = end(**lost)
+    assert earliest_s <= killed_s <= latest_s
     assert code == 2
 
 
 def test_a_signal_to_all_processes_is_a_stop_also_where_the_raylet_ends_before_it_comes(end):
-    [(ended_s, code)] = end(raylet_s=100.0, stop_s=100.5)
-    assert ended_s >= 110.0
+    killed_s, code = end(raylet_s=100.0, stop_s=100.5)
+    assert killed_s >= 110.0
     assert code == 0
+
+
+def test_it_says_where_this_ray_has_logged(end):
+    said = io.StringIO()
+    end(raylet_s=1.0, console=Console(file=said, width=200))
+    assert said.getvalue().splitlines() == [
+        "Ray has ended; its logs are in /elsewhere/logs.",
+        "Stopped; 3 processes had to be killed.",
+    ]
+
+
+class Closed(io.StringIO):
+    """What a terminal is to those who write when it is there no more."""
+
+    def write(self, _):
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_where_nobody_can_be_told_all_is_killed_as_well(end):
+    killed_s, code = end(raylet_s=100.0, console=Console(file=Closed()))
+    assert killed_s <= 101.5
+    assert code == 2
