@@ -41,6 +41,7 @@ def end_if_stuck(deployment: LocalDeployment, stop: threading.Event, console: Co
         time.sleep(_LOOK_S)
     try:
         killed = deployment.kill()
+        console.show_cursor()  # which a start hides as long as it is drawn
         if not is_told:
             console.print(Text(f"Ray has ended; its logs are in {deployment.logs}.", style="red"))
         say_stopped(console, killed)

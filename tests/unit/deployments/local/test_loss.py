@@ -7,8 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from rich.live import Live
 
 from deployments.local import loss
+
+HIDDEN, SHOWN = "\x1b[?25l", "\x1b[?25h"
+"""What has a terminal hide its cursor, and show it."""
 
 
 class EndedError(Exception):
@@ -88,3 +92,15 @@ def test_where_nobody_can_be_told_all_is_killed_as_well(end):
     killed_s, code = end(raylet_s=100.0, console=Console(file=Closed()))
     assert killed_s <= 101.5
     assert code == 2
+
+
+def test_a_start_that_is_ended_while_it_is_drawn_leaves_the_terminal_its_cursor(end):
+    drawn = io.StringIO()
+    console = Console(file=drawn, force_terminal=True)
+    live = Live("starting", console=console, auto_refresh=False)
+    live.start()
+    try:
+        end(stop_s=1.0, console=console)
+        assert drawn.getvalue().rindex(SHOWN) > drawn.getvalue().rindex(HIDDEN)
+    finally:
+        live.stop()
