@@ -121,7 +121,7 @@ def serve(
     ] = None,
     verbose: Annotated[bool, typer.Option(help="Show the logs of all processes.")] = False,  # noqa: FBT002
 ) -> None:
-    """Serve a model on this machine until Ctrl-C."""
+    """Serve a model on this machine until Ctrl-C, SIGTERM, or the end of its terminal."""
     settings = _settings(config, {"model": model, "host": host, "port": port})
     with preparation_progress(_console) as progress:
         models = {
@@ -137,7 +137,10 @@ def serve(
         os.environ.setdefault(name, value)
     os.environ.update({} if traces is None else traces.environment())
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    stopping = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` has it
+        stopping.append(signal.SIGHUP)
+    for number in stopping:
         signal.signal(number, lambda *_: stop.set())
     deployment = LocalDeployment(settings, verbose=verbose)
     threading.Thread(target=end_if_stuck, args=(deployment, stop, _console), daemon=True).start()
@@ -154,7 +157,7 @@ def serve(
     except StopRequested:
         _console.print("Stopping before everything was up.")
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stopping:
             signal.signal(number, signal.SIG_IGN)
         killed = deployment.stop()
         if deployment.has_begun:

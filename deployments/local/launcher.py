@@ -194,7 +194,7 @@ class LocalDeployment:
         os.environ.setdefault("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", IMPORT_PATH)
         os.environ[LIMITS_VARIABLE] = self._config.limits.model_dump_json()
         keep_token()
-        with _handler_kept():
+        with _handler_kept(), _hang_ups_blocked():
             started = ray.init(
                 address="local",
                 num_cpus=max(os.cpu_count() or 1, cpus_needed(self._config)),
@@ -267,6 +267,20 @@ def _handler_kept() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
     except SystemExit:
         raise StopRequested from None
+
+
+@contextmanager
+def _hang_ups_blocked() -> Iterator[None]:
+    """Have the processes that this thread starts never see SIGHUP; Ray does so with SIGINT.
+
+    A terminal that is closed sends it to all of them. This process, which then has them finish what is under
+    way, gets it in another thread, or later.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end(processes: Iterable[psutil.Process], patience_s: float) -> int:

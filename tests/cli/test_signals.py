@@ -1,10 +1,13 @@
 """However `slackserve serve` ends, it says so, and nothing of it is left."""
 
+import json
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from contextlib import contextmanager, suppress
 
 import psutil
@@ -40,6 +43,7 @@ def started(tmp_path, once):
         "model": str(build_tiny_llama(tmp_path / "tiny")),
         "port": free_port(),
         "kv_transfer": {"prefill_port": ports, "decode_port": ports + 500},
+        "model_name": "tiny",
         "monitor": {"port": 0},
     }
     path.write_text(yaml.safe_dump(config))
@@ -58,12 +62,16 @@ def started(tmp_path, once):
     assert names(alive) == ""
 
 
-def said_until_its_end(tmp_path, once, number=signal.SIGTERM, *, to_all):
+def send(number, processes):
+    for each in processes:
+        with suppress(psutil.NoSuchProcess):
+            each.send_signal(number)
+
+
+def said_until_its_end(tmp_path, once, *, to_all):
     """What a command says that gets a signal, alone or with all its processes, once one of that name runs."""
     with started(tmp_path, once) as (process, family, log):
-        for each in [*(family if to_all else []), psutil.Process(process.pid)]:
-            with suppress(psutil.NoSuchProcess):
-                each.send_signal(number)
+        send(signal.SIGTERM, [*(family if to_all else []), psutil.Process(process.pid)])
         assert process.wait(60) == 0, log.read_text()
     said = log.read_text()
     assert "Stopped" in said
@@ -81,6 +89,20 @@ def test_a_signal_while_ray_starts_ends_it(tmp_path):
     """Ray has a handler of its own then, which would end it with the signal's number."""
     said = said_until_its_end(tmp_path, "gcs_server", to_all=False)
     assert "Stopping before everything was up." in said
+
+
+def test_answers_are_finished_when_its_terminal_is_closed(tmp_path):
+    """All its processes get SIGHUP then, and Ray's would end with it."""
+    asked = {"model": "tiny", "prompt": [1] * 64, "max_tokens": 400, "stream": True, "ignore_eos": True}
+    with started(tmp_path, "Ready after") as (process, family, log):
+        url = re.search(r"http://\S+", log.read_text())[0] + "/v1/completions"
+        body, headers = json.dumps(asked).encode(), {"content-type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60) as answer:
+            assert answer.readline()
+            send(signal.SIGHUP, [*family, psutil.Process(process.pid)])
+            assert answer.read().rstrip().endswith(b"data: [DONE]")
+        assert process.wait(60) == 0, log.read_text()
+    assert "Stopped" in log.read_text()
 
 
 def test_the_end_of_the_raylet_ends_it(tmp_path):

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from deployments.cli import SERVE_ENVIRONMENT, announce, app, example, preparation_progress
 from deployments.config import ConfigError
 from deployments.config.settings import parse
-from deployments.local import leaving
+from deployments.local import leaving, loss
 from deployments.local.launcher import LocalDeployment
 from deployments.models.fit import check_ahead
 from deployments.models.store import ResolvedModel
@@ -76,7 +76,8 @@ def test_arguments_of_vllms_that_change_what_a_model_says_are_left_to_it(tmp_pat
 @pytest.fixture
 def _signals_as_before():
     """What the command ignores as it ends is not ignored by the processes that other tests start."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -111,6 +112,24 @@ def test_a_start_has_as_long_as_it_is_given(tmp_path, monkeypatch, options, time
     monkeypatch.setattr(LocalDeployment, "stop", lambda _: 0)
     CliRunner().invoke(app, ["serve", "--model", str(tmp_path), *options])
     assert given == [timeout_s]
+
+
+@pytest.mark.usefixtures("_signals_as_before")
+@pytest.mark.parametrize("is_heard", [True, False])
+def test_it_stops_when_its_terminal_is_closed_unless_nohup_has_it_go_on(tmp_path, monkeypatch, is_heard):
+    def start(_, show, timeout_s):
+        signal.raise_signal(signal.SIGHUP)
+        show([])
+        raise ConfigError("goes on")
+
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.setattr(LocalDeployment, "start", start)
+    monkeypatch.setattr(LocalDeployment, "stop", lambda _: 0)
+    monkeypatch.setattr(loss, "end_if_stuck", lambda *_: None)  # would end the tests
+    signal.signal(signal.SIGHUP, (lambda *_: None) if is_heard else signal.SIG_IGN)
+    ended = CliRunner().invoke(app, ["serve", "--model", str(tmp_path)])
+    assert ("Stopping before everything was up." in ended.stderr) == is_heard
+    assert (ended.exit_code == 0) == is_heard
 
 
 SERVING_NOTHING = """

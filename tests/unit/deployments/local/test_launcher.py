@@ -234,6 +234,26 @@ def test_a_signal_while_ray_starts_ends_the_start_and_not_the_process(monkeypatc
         signal.signal(signal.SIGTERM, before)
 
 
+def test_what_ray_starts_does_not_end_with_the_terminal(monkeypatch, tmp_path):
+    """A terminal that is closed sends SIGHUP to it as well, and answers that are under way need it."""
+    started = []
+
+    def init(**_):
+        started.append(subprocess.Popen(["sleep", "60"]))
+        raise StopRequested
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(launcher, "keep_token", lambda: None)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with pytest.raises(StopRequested):
+        LocalDeployment(parse({"model": "m"}))._start_ray()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+    [part] = started
+    part.send_signal(signal.SIGHUP)
+    part.terminate()
+    assert part.wait(10) == -signal.SIGTERM
+
+
 def test_a_stop_shows_nothing_of_what_ray_says_of_its_own_end(monkeypatch, capsys):
     """Ray prints that the end of its controller's last task failed, and on which stream is its own choice."""
 
