@@ -186,7 +186,8 @@ class Composer:
         """
         full_s = self._times.predict_s(_shape(streams, prompt_tokens))
         row = self._row
-        if row is not None and self._steps < row.steps and _helps(streams, row.need, full_s):
+        runs = [one for one in streams if one.request_id not in self._left_out]
+        if row is not None and self._steps < row.steps and _helps(runs, row.need, full_s):
             below = row.need.yields_below
             kept = [one.request_id for one in streams if _may_wait(one, now_s, 2 * full_s, below)]
             self._left_out = self._left_out.intersection(kept)
@@ -350,13 +351,12 @@ def _is_in_danger(stream: Paced, full_s: float) -> bool:
     return stream.credit_s < (CUSHION * loses_s + stream.tpot_s if loses_s > 0 else loses_s)
 
 
-def _helps(streams: Sequence[Paced], need: _Need, full_s: float) -> bool:
-    """Whether steps with everybody would be too long for anybody, or for those whom a row is for."""
-    return any(
-        one.tpot_s is not None
-        and (MARGIN * one.tpot_s < full_s or (one.request_id in need.streams and need.pace_s < full_s))
-        for one in streams
-    )
+def _helps(runs: Sequence[Paced], need: _Need, full_s: float) -> bool:
+    """Whether steps with everybody would be too long for those that run, one whom a row is for among them."""
+    if need.streams.isdisjoint([one.request_id for one in runs]):
+        return False
+    paces_s = [MARGIN * one.tpot_s for one in runs if one.tpot_s is not None]
+    return min([need.pace_s, *paces_s]) < full_s
 
 
 def _has_time(stream: Paced, for_s: float) -> bool:

@@ -338,6 +338,19 @@ def test_a_row_ends_with_those_that_it_was_for():
     assert not streams.sets[-1]
 
 
+@pytest.mark.parametrize(("tpot_s", "ends"), [(0.018, "urgent"), (0.012, "usual")])
+def test_a_row_does_not_go_on_for_those_that_it_leaves_out(tpot_s, ends):
+    """Of 16 streams, of which four want 18 ms, the four end, or so many others that 15 ms do for the rest."""
+    mixed = {f"urgent{i}": 0.018 for i in range(4)} | {f"usual{i}": tpot_s for i in range(12)}
+    streams = Streams(mixed, times(), ranks={"urgent": 1}).run(1)
+    assert streams.sets[-1]
+    for name in mixed.keys() - streams.sets[-1]:
+        if name.startswith(ends):
+            del streams.objectives[name]
+    streams.step()
+    assert not streams.sets[-1]
+
+
 def test_it_is_done_only_if_it_saves_a_tenth():
     named = {"urgent": 0.0999, "free": None}
     assert set(Streams(named, times(fixed_s=0.0985, stream_s=0.001)).run(20).sets) == {frozenset()}
