@@ -224,9 +224,10 @@ class Orchestrator:
         self, call: Call, context: RequestContext, here: OnlyHere, bound: str
     ) -> AsyncGenerator[Any, None]:
         """The pieces of an answer whose prompts the engine computes itself, and why it stays here."""
-        here.run = run = Underway(call, context, progress=Progress(bound=bound))
+        due_s = _first_due_s(context)
+        here.run = run = Underway(call, context, due_s=due_s, progress=Progress(bound=bound))
         given = {**(call.request.vllm_xargs or {}), **_objective(context), _HERE_XARG: context.job_id}
-        if (due_s := _first_due_s(context)) is not None:
+        if due_s is not None:
             given[FIRST_DUE_XARG] = due_s
         request = call.request.model_copy(update={"vllm_xargs": given})
         searches = is_search(request)

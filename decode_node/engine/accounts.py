@@ -13,6 +13,7 @@ from slo.request import (
     DECODE_SINCE_XARG,
     FIRST_DUE_XARG,
     JOB_XARG,
+    SEARCH_STEP_XARG,
     TENANT_XARG,
     TIER_XARG,
     TPOT_XARG,
@@ -69,6 +70,7 @@ class StreamAccount:
         pulls_since_s: When it got memory to pull its KV into; None before that.
         preemptions_before: How often its memory had been taken before it left.
         may_drop: Whether it may be ended for good.
+        is_answer: Whether it is all of an answer, and not one step of a beam search.
     """
 
     job: JobId
@@ -89,6 +91,7 @@ class StreamAccount:
     preemptions_before: int = 0
     may_drop: bool = False
     first_due_s: float | None = None
+    is_answer: bool = True
 
     @staticmethod
     def of(request: Request, now_s: float) -> StreamAccount:
@@ -104,13 +107,14 @@ class StreamAccount:
             str(given.get(TENANT_XARG) or ""),
             None if tpot_s is None else float(tpot_s),
             arrived_s,
-            arrived_s if brought else None,
+            arrived_s if brought or given.get(SEARCH_STEP_XARG) else None,
             brought,
             brought,
             may_leave=bool(given.get(MAY_LEAVE_XARG)),
             pulls=bool((request.kv_transfer_params or {}).get("do_remote_prefill")),
             may_drop=bool(given.get(MAY_DROP_XARG)),
             first_due_s=None if first_due_s is None else float(first_due_s),
+            is_answer=SEARCH_STEP_XARG not in given,
         )
 
     def is_back(self, away: Away, now_s: float) -> None:

@@ -294,7 +294,7 @@ class PressureScheduler(CarryingScheduler):
         if name in book.restoring and has_ended:
             self._restored(name, time.monotonic())
         account = book.close(name)
-        if has_ended or _may_have_stopped(request):
+        if account.is_answer and (has_ended or _may_have_stopped(request)):
             self._lengths.ended(account.tier, account.tenant, request.num_output_tokens)
 
 

@@ -8,6 +8,7 @@ beside it. How many may be computed at once, and whose, is `decode_node.requests
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from contextvars import ContextVar
@@ -20,6 +21,7 @@ from vllm.utils.async_utils import merge_async_iterators
 from decode_node.answers import error_response
 from decode_node.requests.local_prefills import Claim, LocalPrefills, TooManyPromptsError, Turn
 from slo.errors import RejectionReason
+from slo.request import DECODE_SINCE_XARG, FIRST_DUE_XARG, SEARCH_STEP_XARG, TENANT_XARG, TIER_XARG
 
 if TYPE_CHECKING:
     from ray.serve.llm.openai_api_models import ErrorResponse
@@ -86,9 +88,14 @@ class OnlyHere:
 
         The first step computes the prompt, and the others find it in the prefix cache.
         """
-        if self.claim.unasked or self.first is not None:
-            return self._answer(prompt, params, name, generate)
-        return self._heard(generate(params, name), params.output_kind, name)
+        is_later = not self.claim.unasked and self.first is None
+
+        def step(params: SamplingParams, name: str) -> Outputs:
+            return generate(self._of_step(params, is_later=is_later), name)
+
+        if is_later:
+            return self._heard(step(params, name), params.output_kind, name)
+        return self._answer(prompt, params, name, step)
 
     async def _answer(self, prompt: Any, params: SamplingParams, name: str, generate: Generate) -> Outputs:
         params, kind = params.clone(), params.output_kind
@@ -127,6 +134,27 @@ class OnlyHere:
                 if output.finished:
                     output.outputs = whole
                     yield output
+
+    def _of_step(self, params: SamplingParams, *, is_later: bool) -> SamplingParams:
+        """How a step of a search is sampled, with what the engine's scheduler has to know of the search.
+
+        That is no TPOT objective: none of its tokens is sent before all of them are there.
+        """
+        run = self.run
+        assert run is not None
+        if run.decode_since_s is None:
+            run.decode_since_s = time.monotonic()
+        params = params.clone()
+        params.extra_args = {
+            **(params.extra_args or {}),
+            TIER_XARG: run.context.tier,
+            TENANT_XARG: run.context.tenant,
+            DECODE_SINCE_XARG: run.decode_since_s,
+            SEARCH_STEP_XARG: is_later,
+        }
+        if run.due_s is not None and not is_later:
+            params.extra_args[FIRST_DUE_XARG] = run.due_s
+        return params
 
     def _heard(self, outputs: Outputs, kind: RequestOutputKind, name: str) -> Outputs:
         """Outputs of the engine, whose tokens are counted."""

@@ -1,6 +1,7 @@
 """What the engine, the router and the ingress are told of a request that nothing happens to."""
 
 import asyncio
+import time
 
 from played_replicas import (
     ANSWER,
@@ -15,15 +16,28 @@ from played_replicas import (
     B,
     Counts,
     Play,
+    Request,
+    called,
+    context,
+    orchestrator,
     serve,
     until,
 )
+from vllm import SamplingParams
 
 from decode_node.rendering import LocalReason
 from decode_node.requests.local_prefills import LocalPrefills
+from decode_node.requests.only_here import admitted
 from decode_node.requests.underway import Amount
 from slo.replacement import Replaced
-from slo.request import TENANT_XARG, TIER_XARG, TPOT_XARG
+from slo.request import (
+    DECODE_SINCE_XARG,
+    FIRST_DUE_XARG,
+    SEARCH_STEP_XARG,
+    TENANT_XARG,
+    TIER_XARG,
+    TPOT_XARG,
+)
 from slo.tiers import PREMIUM, STANDARD
 
 
@@ -62,6 +76,32 @@ async def test_the_engines_scheduler_learns_the_objective(request_, answer):
     assert with_objective[TPOT_XARG] == 0.03
     assert without[TIER_XARG] == STANDARD
     assert TPOT_XARG not in without
+
+
+async def test_the_engines_scheduler_learns_whose_search_a_step_is_of():
+    """vLLM's search asks its engine with parameters of its own, the same ones for all its steps."""
+    local, steps, params = LocalPrefills(1), Play({}), SamplingParams(extra_args={})
+    steps.at_home = ANSWER
+    served = orchestrator(steps, local=local)
+
+    async def search(request, info):
+        for _ in range(2):
+            outputs = steps._engine_client.generate({"prompt_token_ids": PROMPT}, params, "step")
+            assert [each async for each in outputs]
+        yield ANSWER
+
+    steps.completions = search
+    whose, before_s = context(tier=PREMIUM, tenant="a", tpot_s=0.03), time.monotonic()
+    call = called(Request(stream=False).model_copy(update={"use_beam_search": True}))
+    async with admitted(local, whose, 1, 60.0) as here:
+        pieces = [piece async for piece in served.run_here(call, whose, here, "several_sequences")]
+    assert pieces == [ANSWER]
+    first, later = steps.given
+    assert before_s + 2.0 <= first.pop(FIRST_DUE_XARG) <= time.monotonic() + 2.0
+    assert (first.pop(SEARCH_STEP_XARG), later.pop(SEARCH_STEP_XARG)) == (False, True)
+    assert before_s <= (since_s := first[DECODE_SINCE_XARG]) <= time.monotonic()
+    assert first == later == {TIER_XARG: PREMIUM, TENANT_XARG: "a", DECODE_SINCE_XARG: since_s}
+    assert params.extra_args == {}
 
 
 @CASES

@@ -6,6 +6,7 @@ from vllm.sampling_params import RepetitionDetectionParams
 from vllm.v1.request import RequestStatus
 
 from slo.decode.step_time import StepShape
+from slo.request import SEARCH_STEP_XARG
 
 pytestmark = pytest.mark.slow
 
@@ -18,6 +19,16 @@ def test_lengths_are_learned_from_answers_that_end_by_themselves(stepped):
     for _ in range(5):
         engine.step()
     engine.scheduler.finish_requests("aborted", RequestStatus.FINISHED_ABORTED)
+    engine.finish()
+    engine.scheduler._lengths.factor = 1.0
+    assert engine.scheduler._lengths.remaining(MIDDLE, "t", 0, 10**6) == 12
+
+
+def test_a_step_of_a_search_teaches_no_length(stepped):
+    engine = stepped(200)
+    for number in range(30):
+        engine.add(f"r{number}", 10, 12, tenant="t")
+        engine.add(f"step{number}", 10, 1, tenant="t", **{SEARCH_STEP_XARG: number > 0})
     engine.finish()
     engine.scheduler._lengths.factor = 1.0
     assert engine.scheduler._lengths.remaining(MIDDLE, "t", 0, 10**6) == 12

@@ -8,7 +8,7 @@ from pressure_steps import LOW, TOP, expects, knows_steps, one_has_lost_its_memo
 from vllm.v1.request import RequestStatus
 
 from sampling.carried import CARRIED_XARG, Carried
-from slo.request import DECODE_SINCE_XARG
+from slo.request import DECODE_SINCE_XARG, SEARCH_STEP_XARG
 
 pytestmark = pytest.mark.slow
 
@@ -98,6 +98,23 @@ def test_one_whose_kv_was_not_pulled_keeps_its_place_and_its_pace_counts_from_th
     while not (started := {"new", "again"}.intersection(engine.step().num_scheduled_tokens)):
         assert engine.scheduler.requests
     assert started == {"again"}
+    engine.finish()
+
+
+def test_a_later_step_of_a_search_has_the_place_of_the_first_and_waits_for_no_first_token(stepped):
+    engine = stepped(24)
+    expects(engine, 1)
+    engine.add("full", 300, 20)
+    engine.step()
+    engine.add("new", 200, 10)
+    book, since_s = engine.scheduler._book, time.monotonic() - 10.0
+    for name, is_later in (("first", False), ("later", True)):
+        engine.add(name, 200, 1, **{DECODE_SINCE_XARG: since_s, SEARCH_STEP_XARG: is_later})
+    assert (book.accounts["first"].first_s, book.accounts["later"].first_s) == (None, since_s)
+    assert book.untimed.intersection({"first", "later"}) == {"first"}
+    while not (started := {"new", "first", "later"}.intersection(engine.step().num_scheduled_tokens)):
+        assert engine.scheduler.requests
+    assert "new" not in started
     engine.finish()
 
 
