@@ -328,8 +328,10 @@ class FleetView:
             self.prefixes.resize(event.replica_id, event.kv_tokens)
         for job_id, cached_tokens in event.hits:
             self.prefixes.started(event.replica_id, job_id, cached_tokens)
+        named = {job.job_id for job in event.jobs}
         for job_id in event.ended:
-            self.prefixes.ended(event.replica_id, job_id)
+            if job_id not in named:  # otherwise an earlier attempt has ended there
+                self.prefixes.ended(event.replica_id, job_id)
 
 
 def _reported_job(

@@ -115,6 +115,18 @@ def test_what_was_answered_is_cached_even_if_its_replica_has_not_said_so(ended):
     assert router.place(request(1, 6000, PREMIUM, **LONG), 7.0).cached_tokens == 5999
 
 
+def test_the_end_of_an_earlier_attempt_is_not_that_of_the_one_that_waits_on_the_same_replica():
+    router, job = core(prefill=1), JobId("job-0")
+    asked = request(0, 6000, PREMIUM, **LONG)
+    router.place(asked, 0.0)
+    router.prefill_reported(report("prefill-0", runs(0, 6000), running=job, hits=((job, 0),)), 0.1)
+    router.place(replace(asked, is_admitted=True), 1.0)
+    router.prefill_reported(report("prefill-0", runs(0, 6000), ended=(job,)), 1.1)
+    router.prefill_reported(report("prefill-0", runs(0, 6000), running=job, hits=((job, 0),)), 1.6)
+    router.prefill_reported(report("prefill-0", ended=(job,)), 7.6)
+    assert router.place(request(1, 6000, PREMIUM, **LONG), 8.0).cached_tokens == 5999
+
+
 def test_what_decode_computes_instead_is_not_cached():
     router = core(prefill=1)
     router.place(request(0, 6000, PREMIUM, **LONG), 0.0)
