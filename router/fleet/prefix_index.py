@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Final
 
 from router.fleet.block_holders import BlockHolders
@@ -49,6 +50,10 @@ class _Blocks:
         self.of_each[block] = tokens
         self.of_each.move_to_end(block)
 
+    def leading(self, hashes: Sequence[int]) -> int:
+        """How many blocks of a prompt are here before the first that is not."""
+        return sum(1 for _ in takewhile(self.of_each.__contains__, hashes))
+
     def drop(self, block: int) -> None:
         """A block that is here goes."""
         self.tokens -= self.of_each.pop(block)
@@ -82,8 +87,9 @@ class _UnderWay:
     Attributes:
         hashes: Its blocks.
         block_tokens: Tokens of each.
-        expected_tokens: That were computed when it was placed, and that it is to find cached.
-        is_text: Whether they are an estimate.
+        expected_blocks: Of them, the leading ones that were computed when it was placed, which it is to find
+            cached unless they are forgotten meanwhile.
+        is_text: Whether the tokens are an estimate.
         awaited: Of its blocks, those that nobody had computed by then.
         is_started: Whether its replica has said that it computes it.
     """
@@ -91,7 +97,7 @@ class _UnderWay:
     replica_id: ReplicaId
     hashes: Sequence[int]
     block_tokens: float
-    expected_tokens: int
+    expected_blocks: int
     is_text: bool
     awaited: Sequence[int]
     is_started: bool = False
@@ -146,8 +152,8 @@ class PrefixIndex:
             self.computed(next(iter(self._under_way)))
         account = self._accounts[replica_id]
         awaited = [one for one in hashes if one not in account.computed.of_each]
-        expected_tokens = int(block_tokens * (hashes.index(awaited[0]) if awaited else len(hashes)))
-        one = _UnderWay(replica_id, hashes, block_tokens, expected_tokens, is_text, awaited)
+        expected_blocks = account.computed.leading(hashes)
+        one = _UnderWay(replica_id, hashes, block_tokens, expected_blocks, is_text, awaited)
         self._under_way[job_id] = one
         for block in reversed(awaited):  # the first blocks are used by most, and go last
             account.askers.setdefault(block, set()).add(job_id)
@@ -158,7 +164,9 @@ class PrefixIndex:
         """A replica computes a prompt, of which it had so many tokens cached."""
         if (one := self._under_way.get(job_id)) is not None and one.replica_id == replica_id:
             if not one.is_started:
-                self.found(replica_id, one.expected_tokens, cached_tokens, is_text=one.is_text)
+                blocks = self._accounts[replica_id].computed.leading(one.hashes[: one.expected_blocks])
+                expected_tokens = int(blocks * one.block_tokens)
+                self.found(replica_id, expected_tokens, cached_tokens, is_text=one.is_text)
             one.is_started = True
 
     def ended(self, replica_id: ReplicaId, job_id: JobId) -> None:

@@ -161,6 +161,19 @@ def test_what_was_to_be_computed_first_and_is_not_there_costs_no_trust():
     assert index.tokens_of(A) == 1000
 
 
+@pytest.mark.parametrize(("others", "left"), [(0, 900), (10, 1000)])
+def test_what_was_forgotten_before_a_prompt_started_costs_no_trust(others, left):
+    index = PrefixIndex()
+    index.resize(A, 1000)
+    index.placed(A, ONE, range(10), 100)
+    index.computed(ONE)
+    index.placed(A, TWO, range(10), 100)
+    index.placed(A, THREE, range(100, 100 + others), 100)
+    index.computed(THREE)
+    index.started(A, TWO, 0)
+    assert index.tokens_of(A) == left
+
+
 def test_what_was_computed_and_is_not_there_costs_trust_once():
     index = PrefixIndex()
     index.resize(A, 1000)
