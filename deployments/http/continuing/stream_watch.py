@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import math
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
@@ -45,12 +46,12 @@ class _Waiting:
     """Somebody who reads an answer.
 
     Attributes:
-        heard_s: When the last piece came.
+        heard_s: When the last piece came; before all time if none has.
         wait: What can end the wait for the next one; None between two waits.
         cause: Why the answer is given up; None while it is not.
     """
 
-    heard_s: float
+    heard_s: float = -math.inf
     wait: asyncio.Timeout | None = None
     cause: FailureCause | None = None
 
@@ -114,9 +115,8 @@ class StreamWatch:
             self._leave(replica, one)
 
     def _join(self, replica: ReplicaId | None) -> _Waiting:
-        now_s = time.monotonic()
-        self._budget.waits(now_s)
-        one = _Waiting(now_s)
+        self._budget.waits(time.monotonic())
+        one = _Waiting()
         self._waiting.setdefault(replica, set()).add(one)
         if replica not in self._tasks:
             # Not in the context of the request that happens to be first: Serve would cancel it with that one.

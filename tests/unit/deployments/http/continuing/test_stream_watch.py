@@ -66,6 +66,21 @@ async def test_a_replica_that_goes_on_is_not_silent_whatever_it_answers():
     assert await asyncio.gather(quick, slow) == [(list(range(40)), None), ([0, 1], None)]
 
 
+async def test_who_comes_to_a_silent_replica_has_heard_nothing_of_it():
+    watch, come = StreamWatch(silent, 0.01, 0.3), []
+
+    async def crowd():
+        while True:
+            come.append(asyncio.create_task(read(watch, NEVER)))
+            await asyncio.sleep(0.05)
+
+    coming = asyncio.create_task(crowd())
+    assert await asyncio.wait_for(read(watch, 0, NEVER), 3.0) == ([0], FailureCause.SILENT)
+    for task in (coming, *come):
+        task.cancel()
+    await asyncio.gather(coming, *come, return_exceptions=True)
+
+
 @pytest.mark.parametrize("held_s", [[0.6], [0.15] * 8], ids=["for long", "again and again"])
 async def test_a_loop_that_is_held_here_is_no_silence_there(held_s):
     """What a replica has said meanwhile is heard some turns of the loop later."""
