@@ -88,7 +88,7 @@ class _EndsOnceClosed:
     def __init__(self, transport: Any, within_s: float) -> None:
         self._transport = transport
         self._within_s = within_s
-        self._is_timed = False
+        self._timer: asyncio.TimerHandle | None = None
         self.write = transport.write
 
     def __getattr__(self, name: str) -> Any:
@@ -101,9 +101,13 @@ class _EndsOnceClosed:
 
     def ends_in_time(self) -> None:
         """It is about to be closed."""
-        if not self._is_timed:
-            self._is_timed = True
-            asyncio.get_running_loop().call_later(self._within_s, self._end)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._within_s, self._end)
+
+    def has_ended(self) -> None:
+        """It is gone, and nothing keeps it for the time that it had."""
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _end(self) -> None:
         if is_open(self._transport) and _is_unread(self._transport):
@@ -113,7 +117,7 @@ class _EndsOnceClosed:
 
 def _bound_closing(protocol: Any, within_s: float) -> None:
     """Have every connection end that uvicorn closes, whyever it does, or that its client has half closed."""
-    made, half_closed = protocol.connection_made, protocol.eof_received
+    made, half_closed, lost = protocol.connection_made, protocol.eof_received, protocol.connection_lost
 
     def connection_made(connection: Any, transport: Any) -> None:
         made(connection, _EndsOnceClosed(transport, within_s))
@@ -122,7 +126,12 @@ def _bound_closing(protocol: Any, within_s: float) -> None:
         connection.transport.ends_in_time()
         return half_closed(connection)
 
+    def connection_lost(connection: Any, error: Exception | None) -> None:
+        lost(connection, error)  # uvicorn closes it once more
+        connection.transport.has_ended()
+
     protocol.connection_made, protocol.eof_received = connection_made, eof_received
+    protocol.connection_lost = connection_lost
 
 
 def _bound_idle(protocol: Any) -> None:

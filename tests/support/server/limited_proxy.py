@@ -23,7 +23,9 @@ LIMITS = LimitsConfig(
 PATIENT = LIMITS.model_copy(update={"body_timeout_s": 20.0, "header_timeout_s": 20.0})
 PATCHED = (
     "connection_made",
+    "connection_lost",
     "data_received",
+    "eof_received",
     "on_headers_complete",
     "on_body",
     "on_message_complete",

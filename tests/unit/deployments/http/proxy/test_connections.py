@@ -1,12 +1,15 @@
 """Connections with several requests: sent before the answer, or for ever."""
 
 import asyncio
+import gc
 import time
+import weakref
 
 import httpx
 import pytest
 from certificates import self_signed
 from limited_proxy import EVENT, EVENTS, LIMITS, connect, head, serving
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deployments.config.tls import TLSConfig
 
@@ -70,3 +73,31 @@ async def test_a_connection_that_always_has_something_to_ask_does_not_last_for_e
         assert len(proxy.clients) == sum(closed) + (not closed[-1])
         assert limits.connection_age_s + limits.write_timeout_s < 1.5
     assert not raised
+
+
+@pytest.mark.parametrize("closes", ["", "connection: close\r\n"], ids=["by its client", "by the server"])
+@pytest.mark.parametrize("is_encrypted", [False, True])
+async def test_nothing_keeps_a_connection_that_has_ended(monkeypatch, tmp_path, is_encrypted, closes):
+    """Not for as long as a reader may take, with what TLS has for it."""
+    made, come = HttpToolsProtocol.connection_made, []
+
+    def connection_made(connection, transport):
+        come.append(weakref.ref(transport))
+        made(connection, transport)
+
+    monkeypatch.setattr(HttpToolsProtocol, "connection_made", connection_made)
+    limits = LIMITS.model_copy(update={"write_timeout_s": 60.0})
+    certificate = self_signed(tmp_path)
+    tls = TLSConfig(certificate=certificate.certificate, key=certificate.key)
+    options, trust = (tls.http_options(), tls.trust()) if is_encrypted else ({}, None)
+    async with serving(monkeypatch, limits, **options) as (_, port, _), asyncio.timeout(10):
+        reader, writer = await connect(port, trust)
+        writer.write(head().replace(b"host:", f"{closes}host:".encode()))
+        answer = b""
+        while not answer.endswith(b"\r\n0\r\n\r\n"):
+            answer += await reader.read(4096)
+        writer.close()
+        (transport,) = come
+        while transport() is not None:
+            await asyncio.sleep(0.01)
+            gc.collect()
