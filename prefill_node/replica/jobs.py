@@ -12,6 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ray.serve.llm.openai_api_models import ErrorResponse
@@ -66,6 +67,23 @@ notification that blocks were read for a heartbeat when their id begins with `HB
 CLIENT_CLOSED_REQUEST = 499
 
 
+@dataclass(slots=True, eq=False)
+class _Attempt:
+    """What is computed of an attempt at a job, once: Serve calls once more where it cannot know that it had.
+
+    Attributes:
+        work: The engine's on it.
+        calls: Those that wait for its answer, or have not handed it on yet.
+        is_told: Whether one has.
+        dropping: What ends it, once all calls have left it.
+    """
+
+    work: asyncio.Task[RequestOutput]
+    calls: int = 0
+    is_told: bool = False
+    dropping: asyncio.Task[None] | None = None
+
+
 class JobTable:
     """The jobs of one replica.
 
@@ -101,7 +119,7 @@ class JobTable:
         self._reporter = reporter
         self._instruments = instruments
         self._released: OrderedDict[JobId, None] = OrderedDict()
-        self._computing: dict[JobId, asyncio.Task[Any]] = {}
+        self._computing: dict[JobId, _Attempt] = {}
         self._background = Background()
 
     async def prefill(
@@ -131,13 +149,10 @@ class JobTable:
     ) -> AsyncGenerator[Prefilled | ErrorResponse, None]:
         attempt_id = job.job_id
         sampled = request.sampled_by(draws_of(self._engine._engine_client.vllm_config))  # noqa: SLF001 - no public way in
+        if (left := self._computing.get(attempt_id)) is not None and left.dropping is not None:
+            await asyncio.wait([left.dropping])  # the engine would take what comes now for what is dropped
         if attempt_id in self._released:
             yield _gone(attempt_id)
-            return
-        if (work := self._computing.get(attempt_id)) is not None:
-            # Serve has called once more where it cannot know that it had: whoever hears this hears no other.
-            await asyncio.wait([work])
-            yield _gone(attempt_id) if work.cancelled() else self._answer(work, counts=sampled is not None)
             return
         others = {attempt_of(one): one for one in self._computing if job_of(one) == context.job_id}
         if max(others, default=-1) > context.attempt:
@@ -145,23 +160,43 @@ class JobTable:
             return
         # Nobody waits for earlier ones: a decode replica that hangs, or whose host is gone, cannot say so of
         # what was taken from it.
-        for earlier in others.values():
-            self._background.run("release", self.release(earlier), job_id=context.job_id)
+        for number, earlier in others.items():
+            if number < context.attempt:
+                self._background.run("release", self.release(earlier), job_id=context.job_id)
+        attempt = self._computing.get(attempt_id) or self._begin(request, info, context, job, sampled)
+        attempt.calls += 1
+        try:
+            await asyncio.wait([work := attempt.work])
+            yield _gone(attempt_id) if work.cancelled() else self._answer(work, counts=sampled is not None)
+            attempt.is_told = True
+        finally:
+            attempt.calls -= 1
+            if not attempt.calls:
+                self._forget(attempt_id, attempt)
+
+    def _begin(
+        self,
+        request: PrefillRequest,
+        info: Any,
+        context: RequestContext,
+        job: Accepted,
+        sampled: SamplingParams | None,
+    ) -> _Attempt:
+        """Have the engine compute an attempt."""
         self._accept(context, job)
         params = self._params(sampled or nothing_but_kv(), context, job)
         work = asyncio.get_running_loop().create_task(self._compute(request, params, info))
-        self._computing[attempt_id] = work
-        work.add_done_callback(lambda _: self._computing.pop(attempt_id, None))
-        abandoned = True
-        try:
-            await asyncio.wait([work])
-            abandoned = work.cancelled()
-            yield _gone(attempt_id) if abandoned else self._answer(work, counts=sampled is not None)
-        except (asyncio.CancelledError, GeneratorExit):
-            self._background.run("release", self.release(attempt_id), job_id=context.job_id)
-            raise
-        finally:
-            self._end(context, job.arrived_s, abandoned=abandoned)
+        work.add_done_callback(lambda work: self._end(context, job.arrived_s, abandoned=work.cancelled()))
+        attempt = self._computing[job.job_id] = _Attempt(work)
+        return attempt
+
+    def _forget(self, attempt_id: JobId, attempt: _Attempt) -> None:
+        """No call waits for an attempt any more; where none was answered nobody will pull its blocks."""
+        if attempt.is_told:
+            self._computing.pop(attempt_id, None)
+            return
+        attempt.dropping = self._background.run("release", self._drop(attempt_id), job_id=job_of(attempt_id))
+        attempt.dropping.add_done_callback(lambda _: self._computing.pop(attempt_id, None))
 
     async def release(self, attempt_id: JobId) -> None:
         """Release an attempt at a job wherever it is: not yet here, running, or waiting to be pulled."""
@@ -169,9 +204,11 @@ class JobTable:
         while len(self._released) > _REMEMBER_RELEASED:
             self._released.popitem(last=False)
         self._leave(attempt_id)
-        if (work := self._computing.get(attempt_id)) is not None:
-            work.cancel()
-            await asyncio.wait([work])
+        await self._drop(attempt_id)
+
+    async def _drop(self, attempt_id: JobId) -> None:
+        if (attempt := self._computing.get(attempt_id)) is not None and attempt.work.cancel():
+            await asyncio.wait([attempt.work])
         await self._abandon(attempt_id)
         self._watch.changed()
 

@@ -23,13 +23,14 @@ class Background:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def run(self, name: str, work: Coroutine[Any, Any, Any], **fields: Any) -> None:
+    def run(self, name: str, work: Coroutine[Any, Any, Any], **fields: Any) -> asyncio.Task[None]:
         """Start `work` outside the current request, for `TIMEOUT_S` at most; the rest is for the log."""
         running = asyncio.get_running_loop().create_task(
             self._guard(name, work, fields), context=contextvars.Context()
         )
         self._tasks.add(running)
         running.add_done_callback(self._tasks.discard)
+        return running
 
     @staticmethod
     async def _guard(name: str, work: Coroutine[Any, Any, Any], fields: dict[str, Any]) -> None:

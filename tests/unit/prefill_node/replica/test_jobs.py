@@ -91,12 +91,16 @@ def table(client):
     )
 
 
-async def prefill(table, attempt=0, adapter=None, job="job", tier=STANDARD, digest=MODEL, tokens=3):
+def called(table, attempt=0, adapter=None, job="job", tier=STANDARD, digest=MODEL, tokens=3):
     context = RequestContext(JobId(job), "request", tier, None, attempt=attempt)
     params = first_token(SamplingParams(temperature=0.7, seed=4, max_tokens=9))
     request = PrefillRequest([*range(1, tokens + 1)], params, adapter=adapter, draws="first", digest=digest)
     info = SimpleNamespace(headers={CONTEXT_HEADER: context.encode()})
-    (answer,) = [answer async for answer in table.prefill(request, info)]
+    return table.prefill(request, info)
+
+
+async def prefill(table, **given):
+    (answer,) = [answer async for answer in called(table, **given)]
     return answer
 
 
@@ -219,6 +223,62 @@ async def test_a_call_that_comes_twice_is_computed_once(table, client):
     client.go.set()
     assert await first == await again == Prefilled(TOKEN, {"at": "prefill-job"}, "here", CacheUse(2, 1))
     assert len(client.asked) == 1
+    assert not table._computing
+
+
+async def test_a_call_that_breaks_takes_nothing_from_the_one_that_comes_again(table, client):
+    first, again = (asyncio.create_task(prefill(table)) for _ in range(2))
+    await asyncio.sleep(0.01)
+    first.cancel()
+    await asyncio.sleep(0.01)
+    assert list(table._ledger.accepted) == ["job"]
+    client.go.set()
+    assert isinstance(await again, Prefilled)
+    assert (len(client.asked), client.aborted) == (1, [])
+    assert not table._computing
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.01], ids=["at once", "later"])
+async def test_what_a_call_broke_off_is_computed_anew_once_the_engine_has_dropped_it(table, client, after_s):
+    first = asyncio.create_task(prefill(table))
+    await asyncio.sleep(0.01)
+    first.cancel()
+    await asyncio.sleep(after_s)
+    again = asyncio.create_task(prefill(table))
+    await asyncio.sleep(0.01)
+    assert (len(client.asked), client.aborted) == (2, [RELEASE_PREFIX + "job"])
+    client.go.set()
+    assert isinstance(await again, Prefilled)
+    assert len(client.aborted) == 1
+    assert not table._computing
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_blocks_of_which_one_call_was_told_are_not_freed_with_another(table, client, is_first):
+    """Serve writes the answer to a connection that is gone."""
+    client.go.set()
+    breaks = called(table)
+    if is_first:
+        await anext(breaks)
+        answered = await prefill(table)
+    else:
+        other = asyncio.create_task(prefill(table))
+        await anext(breaks)
+        answered = await other
+    await breaks.aclose()
+    await asyncio.sleep(0.01)
+    assert isinstance(answered, Prefilled)
+    assert (len(client.asked), client.aborted) == (1, [])
+    assert not table._computing
+
+
+async def test_blocks_of_which_nobody_could_be_told_are_freed(table, client):
+    client.go.set()
+    breaks = called(table)
+    await anext(breaks)
+    await breaks.aclose()
+    await asyncio.sleep(0.01)
+    assert client.aborted == [RELEASE_PREFIX + "job"]
     assert not table._computing
 
 
