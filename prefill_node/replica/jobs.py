@@ -132,6 +132,9 @@ class JobTable:
             return
         attempt_id, tokens, arrived_s = context.attempt_id, len(request.token_ids), time.monotonic()
         deadline_s = NO_DEADLINE if context.ttft_budget_s is None else arrived_s + context.ttft_budget_s
+        if not self._takes_over(context):
+            yield _gone(attempt_id)
+            return
         job = Accepted(attempt_id, context.tier, tokens, deadline_s, arrived_s, context.cached_tokens)
         if attempt_id not in self._released and attempt_id not in self._computing:
             self._ledger.came(job)
@@ -154,15 +157,6 @@ class JobTable:
         if attempt_id in self._released:
             yield _gone(attempt_id)
             return
-        others = {attempt_of(one): one for one in self._computing if job_of(one) == context.job_id}
-        if max(others, default=-1) > context.attempt:
-            yield _gone(attempt_id)
-            return
-        # Nobody waits for earlier ones: a decode replica that hangs, or whose host is gone, cannot say so of
-        # what was taken from it.
-        for number, earlier in others.items():
-            if number < context.attempt:
-                self._background.run("release", self.release(earlier), job_id=context.job_id)
         attempt = self._computing.get(attempt_id) or self._begin(request, info, context, job, sampled)
         attempt.calls += 1
         try:
@@ -173,6 +167,21 @@ class JobTable:
             attempt.calls -= 1
             if not attempt.calls:
                 self._forget(attempt_id, attempt)
+
+    def _takes_over(self, context: RequestContext) -> bool:
+        """Whether an attempt is the latest at its job here; the earlier ones are released then.
+
+        Nobody waits for these: a decode replica that hangs, or whose host is gone, cannot say so of what was
+        taken from it.
+        """
+        there = (*self._computing, *self._ledger.without_place)
+        others = {attempt_of(one): one for one in there if job_of(one) == context.job_id}
+        if max(others, default=-1) > context.attempt:
+            return False
+        for number, earlier in others.items():
+            if number < context.attempt:
+                self._background.run("release", self.release(earlier), job_id=context.job_id)
+        return True
 
     def _begin(
         self,

@@ -215,6 +215,22 @@ async def test_another_attempt_ends_what_is_still_computed_of_one_whose_decode_r
     assert not table._computing
 
 
+async def test_another_attempt_ends_what_waits_for_a_place_of_an_earlier_one_too(table, client):
+    jobs = [asyncio.create_task(prefill(table, job=f"{n}")) for n in range(8)]
+    await asyncio.sleep(0.01)
+    earlier = asyncio.create_task(prefill(table))
+    await asyncio.sleep(0.01)
+    later = asyncio.create_task(prefill(table, attempt=100))
+    await asyncio.sleep(0.01)
+    assert list(table._ledger.without_place) == ["job#100"]
+    assert (await prefill(table, attempt=1)).error.code == CLIENT_CLOSED_REQUEST, "it was given up as well"
+    client.go.set()
+    assert isinstance(await later, Prefilled)
+    assert (await earlier).error.code == CLIENT_CLOSED_REQUEST
+    await asyncio.gather(*jobs)
+    assert [job for _, job, _ in client.asked] == [*map(str, range(8)), "job#100"]
+
+
 async def test_a_call_that_comes_twice_is_computed_once(table, client):
     first = asyncio.create_task(prefill(table))
     await asyncio.sleep(0.01)
