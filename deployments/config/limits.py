@@ -17,6 +17,12 @@ _PORT_LEFT_OUT: Final = re.compile(r"http://.*:80|https://.*:443")
 _ALL: Final = "*"
 _OPAQUE: Final = "null"
 """What browsers say of a page that is a file, or in a sandbox."""
+_MIB: Final = 2**20
+
+
+def may_read_for_s(write_timeout_s: float, size: int) -> float:
+    """How long a client may take to read a piece of its answer of so many bytes."""
+    return write_timeout_s * (1 + size // _MIB)
 
 
 def _as_browsers_say_it(origin: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from deployments.config.limits import may_read_for_s
 from deployments.http.gatekeeper import SERVER_ID_HEADER
 from telemetry import logs
 
@@ -64,6 +65,9 @@ class Head:
 
 class SlowReaderError(Exception):
     """A client has not read its answer for too long, and its request has been cancelled."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"the answer was not read for {limit_s:g} s, by limits.write_timeout_s")
 
 
 class _Unread:
@@ -138,13 +142,14 @@ async def exchange(
     that raises is raised to the application.
 
     Whoever closes it early, or is cancelled, has the request cancelled as a client does that goes away, and
-    so does one that takes nothing for `write_timeout_s` while much is there.
+    so does one that takes nothing for `write_timeout_s` while much is there; longer behind a large piece.
 
     Raises:
         SlowReaderError: Nothing was taken for so long.
     """
     unread = _Unread()
-    is_left = False
+    handed_on_bytes = 0
+    left_after_s = 0.0
     scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -159,15 +164,17 @@ async def exchange(
     }
 
     async def send(message: Message) -> None:
-        nonlocal is_left
-        if is_left:
+        nonlocal left_after_s
+        if left_after_s:
             return
+        limit_s = None if write_timeout_s is None else may_read_for_s(write_timeout_s, handed_on_bytes)
         try:
-            async with asyncio.timeout(write_timeout_s):
+            async with asyncio.timeout(limit_s):
                 await unread.put(message)
         except TimeoutError:
-            logs.event("slow_reader_left", limit_s=write_timeout_s, grpc=True)
-            is_left = True
+            assert limit_s is not None
+            logs.event("slow_reader_left", limit_s=limit_s, grpc=True)
+            left_after_s = limit_s
             running.cancel()  # where it waits next: in what generates the answer, which then ends itself
 
     running = asyncio.ensure_future(app(scope, _Request(body).receive, send))
@@ -182,11 +189,12 @@ async def exchange(
             while (more := unread.get_more()) is not None:
                 parts.append(more.get("body", b""))
             if piece := b"".join(parts):
+                handed_on_bytes = len(piece)
                 yield piece
             if running.done() and unread.is_empty:
                 break
-        if is_left:
-            raise SlowReaderError
+        if left_after_s:
+            raise SlowReaderError(left_after_s)
         await running
     finally:
         running.cancel()

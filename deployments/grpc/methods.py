@@ -177,11 +177,9 @@ async def _stream(
                     return
             if not events.is_complete:
                 raise RuntimeError("the stream ended without an end")  # noqa: TRY301 - as any other failure
-    except SlowReaderError:
+    except SlowReaderError as slow:
         context.set_code(grpc.StatusCode.CANCELLED)
-        context.set_details(
-            f"the answer was not read for {limits.write_timeout_s:g} s, limits.write_timeout_s"
-        )
+        context.set_details(str(slow))
         yield kind()
     except Exception as error:  # noqa: BLE001 - whatever it is, a client gets no traceback
         _fail(context, error)

@@ -24,7 +24,7 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 
 from deployments.config import ConfigError
-from deployments.config.limits import LimitsConfig
+from deployments.config.limits import LimitsConfig, may_read_for_s
 from deployments.http import errors as http_errors
 from deployments.http.connecting.bounds import age_s, bound_connections, reset
 from deployments.http.connecting.lengths import is_longer
@@ -48,8 +48,6 @@ _PROXYS_HEALTH: Final = "/-/healthz"
 _CLOSE: Final = (b"connection", b"close")
 """uvicorn closes the connection behind an answer with this header."""
 _PART_BYTES: Final = 64 * 1024
-_MIB: Final = 2**20
-"""For each of a piece beyond the first its reader has as long again."""
 LIMITS_VARIABLE: Final = "SLACKSERVE_LIMITS"
 """The section `limits` as JSON; without it, or where it is empty, the defaults hold."""
 
@@ -289,7 +287,7 @@ class _Exchange:
 
     async def written(self, message: Message) -> None:
         """Give a piece of the answer to the client, and leave a client that does not take it."""
-        limit_s = self._all.limits.write_timeout_s * (1 + len(message.get("body", b"")) // _MIB)
+        limit_s = may_read_for_s(self._all.limits.write_timeout_s, len(message.get("body", b"")))
         transport = getattr(self._send, "__self__").transport  # noqa: B009 - a bound method of uvicorn's
         if message["type"] == "http.response.start" and age_s(transport) > self._all.limits.connection_age_s:
             message = {**message, "headers": [*message.get("headers", ()), _CLOSE]}

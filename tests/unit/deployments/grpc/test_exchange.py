@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from deployments.grpc.exchange import Events, Head, SlowReaderError, exchange, refuse, tell
 
 PIECES, PIECE = 200, b"x" * 10_000
+HUGE = b"x" * (8 * 2**20)
 
 
 def application():
@@ -134,6 +135,23 @@ async def test_a_reader_that_reads_nothing_for_too_long_is_a_client_that_goes():
         assert app.made < 20
         with pytest.raises(SlowReaderError):
             [piece async for piece in pieces]
+
+
+async def test_a_huge_piece_may_take_its_reader_longer_than_a_small_one():
+    """By a tenth of a second for each MiB here."""
+
+    async def huge(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for piece in (HUGE, *[PIECE] * PIECES):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    async with aclosing(exchange(huge, "GET", "/", [], write_timeout_s=0.1)) as pieces:
+        await anext(pieces)
+        sizes = [len(await anext(pieces))]
+        await asyncio.sleep(0.4)
+        sizes += [len(piece) async for piece in pieces]
+    assert sizes[0] >= len(HUGE)
+    assert sum(sizes) == len(HUGE) + PIECES * len(PIECE)
 
 
 async def test_an_application_that_breaks_breaks_the_exchange():
