@@ -219,7 +219,8 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         body.request_id = state.request_id
         most_tokens = asks.output_tokens(body, self._limits, served.config.max_model_len)
         job_id = JobId(f"{state.request_id}-{state.server_id}")
-        asked = Asked.of(body, state, objective, job_id, arrived_s, most_tokens)
+        of = partial(Asked.of, body, state, objective, job_id, arrived_s, most_tokens)
+        asked = self._turns.counted(of)  # it goes through the whole prompt
         record = self._record(served, asked, state, method)
         context = await admit(served.placement, asked, record, shows_usage=served.config.shows_usage)
         pieces = generate(served.decode, asked, context, partial(self._send, method), record)

@@ -59,12 +59,13 @@ class ReadingTurns:
         try:
             if not told.done():
                 await asyncio.wait([told])
-            return self._timed(read)
+            return self.counted(read)
         finally:
             self._waiting_bytes -= Counter({tenant: size})
             self._leave(party, told)
 
-    def _timed(self, read: Callable[[], _Read]) -> _Read:
+    def counted(self, read: Callable[[], _Read]) -> _Read:
+        """What `read` makes of a body, at once; its time counts as that of reading."""
         began_s = time.monotonic()
         try:
             return read()
@@ -75,6 +76,9 @@ class ReadingTurns:
         """Let the next have its turn, after a pause if one is due."""
         if self._held_s < self._at_once_s:
             self._places.leave(party, told)
-            return
+        else:  # as long as all that is `counted` until whoever has read the body waits for something
+            asyncio.get_running_loop().call_soon(self._pause, party, told)
+
+    def _pause(self, party: Party, told: asyncio.Future[None]) -> None:
         asyncio.get_running_loop().call_later(self._held_s, self._places.leave, party, told)
         self._held_s = 0.0

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from deployments.config.limits import LimitsConfig
 from deployments.http.body.reading_turns import ReadingTurns
 from deployments.http.errors import HTTPError
 from deployments.http.ingress import SlackServeIngress
+from deployments.http.placing.prefix_hashes import NO_PREFIX
 from deployments.http.served_model import ModelConfig
 from slo.admission.tenants import ANONYMOUS
 from slo.tiers import DEFAULT_TIERS
@@ -98,6 +100,31 @@ async def test_the_log_has_both_names_of_a_request_that_its_body_names(caplog, g
         await Naming().completions(request)
     assert ended.value.code == f"{name}-fc419b9ddd3a0b11", "its job"
     assert caplog.messages == lines
+
+
+async def test_what_the_router_is_told_of_a_prompt_holds_the_loop_no_longer_than_others_have_it(monkeypatch):
+    turn, hashed_in = 0, []
+
+    def prefix_hashes(_):
+        hashed_in.append(turn)
+        time.sleep(0.01)
+        return NO_PREFIX
+
+    async def others():
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr("deployments.http.placing.asked.prefix_hashes", prefix_hashes)
+    ingress, streaming = Naming(), asyncio.create_task(others())
+    requests = [posted({"model": "m", "prompt": "hi", "max_tokens": 1}) for _ in range(5)]
+    for request in requests:
+        request.state.server_id = "fc419b9ddd3a0b11"
+    await asyncio.gather(*map(ingress.completions, requests), return_exceptions=True)
+    streaming.cancel()
+    assert len(hashed_in) == 5
+    assert hashed_in[-1] - hashed_in[1] > 100, "the first two may be read at once"
 
 
 @pytest.mark.parametrize(

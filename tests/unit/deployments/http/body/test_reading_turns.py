@@ -58,6 +58,20 @@ async def test_between_two_the_loop_is_everybody_elses_for_as_long_as_it_was_hel
     assert all(after - before > 10 for before, after in itertools.pairwise(passes_at))
 
 
+async def test_what_else_is_made_of_a_body_counts_as_reading():
+    """Also when it follows on the reading that ends a turn."""
+    reading, ended_s = Reading(), []
+
+    async def one(name):
+        await reading.one(name)
+        reading.turns.counted(lambda: time.sleep(READING_S))
+        ended_s.append(time.monotonic())
+
+    await asyncio.gather(*map(one, range(4)))
+    for last_s, (next_s, _) in zip(ended_s, reading.spans_s[1:], strict=False):
+        assert next_s - last_s >= 2 * READING_S
+
+
 async def test_a_lone_one_is_read_at_once():
     reading = Reading()
     waiting = reading.one("a")
