@@ -142,11 +142,18 @@ class Gate:
         if self.admission is not None:
             self.admission.generated(job_id, tokens, now_s)
 
-    def withdrawn(self, job_id: JobId, now_s: float, *, lacked_decode: bool = False) -> None:
-        """A request is rejected for another reason; for decode's memory, it asked nothing of prefill."""
+    def withdrawn(
+        self, job_id: JobId, now_s: float, *, lacked_decode: bool = False, in_reach: bool = True
+    ) -> None:
+        """A request is rejected for another reason.
+
+        For decode's memory, or a deadline that is not even in an idle fleet's reach, it asked nothing of
+        prefill.
+        """
         if self.admission is not None:
             if lacked_decode:
                 self.admission.decode.lacked(job_id, now_s)
+            if lacked_decode or not in_reach:
                 self.admission.not_for_prefill(job_id)
             self.admission.withdrawn(job_id, now_s)
 

@@ -213,9 +213,9 @@ class RouterCore:
 
     def _too_late(self, inquiry: Inquiry, terms: Terms, late_s: float, *, lacked_decode: bool) -> Rejected:
         """The refusal of a request that would be late by so much, `lacked_decode` if not by its prefill."""
-        request = inquiry.request
-        if not request.is_admitted:  # otherwise it has been counted, and ends when its end is told
-            self._gate.withdrawn(request.job_id, inquiry.now_s, lacked_decode=lacked_decode)
+        job_id, now_s = inquiry.request.job_id, inquiry.now_s
+        if not inquiry.request.is_admitted:  # otherwise it has been counted, and ends when its end is told
+            self._gate.withdrawn(job_id, now_s, lacked_decode=lacked_decode, in_reach=terms.is_in_reach)
         best_s = terms.latest_s - terms.deadline_s + (terms.budget_s or 0.0) + late_s
         reason, retry_s = RejectionReason.DEADLINE_INFEASIBLE, late_s if terms.is_in_reach else None
         refused = Rejected(reason, retry_s, best_s, terms.held_to_s, unattainable=terms.unattainable)

@@ -58,7 +58,7 @@ class PrefillDemand:
 
     Attributes:
         work: Predicted work that arrives, seconds per second of the fastest replica; refused work included,
-            but for what was refused for decode's memory alone.
+            but for what was refused for decode's memory alone, or for a deadline that no fleet could keep.
         refused: Of `work`, what was refused.
         backlog_s: Predicted work of those that were admitted, have a deadline, and have not been served.
         at_risk: Whether a tier misses its target by first tokens (`slo.monitor.shedding.TierBurn.at_risk`).

@@ -1,14 +1,14 @@
 """Who is refused for want of memory on decode, and who holds how much of it."""
 
 import pytest
-from gated_router import ask, full_decode, report, router
+from gated_router import LINE, ask, full_decode, report, router
 
 from router.messages import JobEnded, Placed
 from slo.admission.tenant_limits import TenantLimit
 from slo.decode.headroom import DecodeLoad
 from slo.decode.predicted_peak import Holding
 from slo.errors import RejectionReason
-from slo.reports import DecodeReported, ReplicaGone
+from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
 from slo.request import JobId, ReplicaId
 from slo.tiers import BACKGROUND, PREMIUM
 
@@ -48,7 +48,9 @@ def test_what_is_late_for_want_of_decodes_memory_alone_asks_for_no_prefill_repli
     late = ask(core, "late", tokens=600, ttft_s=1.0, decode_samples_first=True)
     assert (late.reason, late.lacked_decode) == (RejectionReason.DEADLINE_INFEASIBLE, True)
     assert admission.demand(1.0)[0] == pytest.approx(0.0, abs=1e-9)
-    slow = ask(core, "slow", tokens=6000, ttft_s=1.0)
+    running = OutstandingJob(JobId("long"), BACKGROUND, 30_000, None)
+    core.prefill_reported(PrefillReported(ReplicaId("prefill-0"), LINE, (running,), running.job_id, 0.0), 0.0)
+    slow = ask(core, "slow", tokens=6000, ttft_s=7.0)
     assert (slow.reason, slow.lacked_decode) == (RejectionReason.DEADLINE_INFEASIBLE, False)
     assert admission.demand(2.0)[0] > 0.1, "as what prefill itself would be too late with"
 
