@@ -147,8 +147,8 @@ class Gate:
     ) -> None:
         """A request is rejected for another reason.
 
-        For decode's memory, or a deadline that is not even in an idle fleet's reach, it asked nothing of
-        prefill.
+        For decode's memory alone, or a deadline that is not even in an idle fleet's reach, it has asked
+        nothing of prefill.
         """
         if self.admission is not None:
             if lacked_decode:

@@ -78,7 +78,8 @@ class Rejected(Message):
         ttft_budget_s: The budget that could not be met.
         key_name: Of the key whose own limit it is; None when it is its tenant's, or the fleet's.
         unattainable: As of `router.messages.Placed`.
-        lacked_decode: Whether prefill could have served it in time, and decode could not.
+        lacked_decode: Whether prefill could have served it in time, and decode could not, or not within its
+            tier's share.
     """
 
     reason: RejectionReason

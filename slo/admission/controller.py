@@ -331,6 +331,11 @@ class AdmissionController:
         if not request.only_decode:
             self._demand.arrived(tier, request.tenant, request.work_s, now_s)
         refused = self._for_lack(request, now_s) if tier in self._sheddable else None
+        if refused is not None and refused.lacked_decode:
+            self.decode.turned_away(tier, request.decode, now_s, request.likeness)
+            if not request.only_decode:
+                self._demand.withdrawn(tier, request.tenant, request.work_s, now_s)
+            return refused
         if request.only_decode:
             return refused
         if refused is None and (excess_s := self._excess_backlog_s(tier, request.tenant, now_s)) > 0:
@@ -348,12 +353,13 @@ class AdmissionController:
         falls_s = rules.memory_s * math.log(max(1.0, self._shared.load / rules.pressure))
         is_calm = request.only_decode or self.backlog_s(tier) <= rules.calm_s * self._capacity
         covered = self._credit.covers(tier, request.work_s, self._capacity, now_s) and is_calm
-        above_share = 0.0 if covered and not request.only_decode else self._shared.above_share.get(tier, 0.0)
-        if self._capacity > 0 and self.decode.is_above_share(tier):
-            above_share = 1.0
-        shed = self._shed.get(tier, 0.0) * above_share
-        if shed > 0 and self._draw() < shed:
-            return self._refused(RejectionReason.SHED_BY_POLICY, max(falls_s, rules.min_shed_retry_s))
+        of_prefill = 0.0 if covered and not request.only_decode else self._shared.above_share.get(tier, 0.0)
+        is_above_of_decode = self._capacity > 0 and self.decode.is_above_share(tier)
+        level = self._shed.get(tier, 0.0)
+        shed = level * (1.0 if is_above_of_decode else of_prefill)
+        if shed > 0 and (drawn := self._draw()) < shed:
+            refused = self._refused(RejectionReason.SHED_BY_POLICY, max(falls_s, rules.min_shed_retry_s))
+            return replace(refused, lacked_decode=drawn >= level * of_prefill)
         odds = NO_ODDS if is_calm else self._shared.odds.get(tier, NO_ODDS)
         if (fraction := odds.beside(shed, request.tenant)) <= 0:
             return None

@@ -20,7 +20,7 @@ _MEMORY_S: Final = 60.0
 """What arrived this long ago counts 1/e of what arrives now: streams stay longer than prefills."""
 _LEARNING_RATE: Final = 0.05
 _MOST_LACKING: Final = 10_000
-"""Requests of a class that are known to have lacked memory."""
+"""Requests of a class that are known to have lacked decode."""
 _STAY_S: Final = 60.0
 """How long the streams of a class are taken to stay of which none has ended."""
 
@@ -57,7 +57,7 @@ class _Present:
 
 
 class _Lacking:
-    """Requests of one class that were refused for want of memory, and what they would take together."""
+    """Requests of one class that were refused for want of decode, and what they would take together."""
 
     def __init__(self) -> None:
         self.take = _NOTHING
@@ -115,7 +115,7 @@ class DecodeAccount:
     def arrived(self, tier: Tier, take: DecodeTake, now_s: float, likeness: Hashable = None) -> None:
         """A request asks for so much, whether or not it will get it.
 
-        One of the same likeness that has lacked memory is taken to be this one, which comes again.
+        One of the same likeness that has lacked decode is taken to be this one, which comes again.
         """
         self._now_s = now_s
         self._lacking[tier].remove(likeness)
@@ -147,7 +147,11 @@ class DecodeAccount:
     def lacked(self, job_id: JobId, now_s: float) -> None:
         """A request is refused for want of memory; it is `withdrawn`, too, after that."""
         if (request := self._present.get(job_id)) is not None:
-            self._lacking[request.tier].add(request.likeness, request.take, now_s)
+            self.turned_away(request.tier, request.take, now_s, request.likeness)
+
+    def turned_away(self, tier: Tier, take: DecodeTake, now_s: float, likeness: Hashable = None) -> None:
+        """A request is refused as decode has no more for it, or for its class; it was not `admitted`."""
+        self._lacking[tier].add(likeness, take, now_s)
 
     def withdrawn(self, job_id: JobId) -> None:
         """A request does not come to decode after all."""
@@ -191,7 +195,7 @@ class DecodeAccount:
         return self._replicas * math.fsum(asked)
 
     def refused(self, now_s: float) -> float:
-        """What would still be there had it not been refused for want of memory, in replicas.
+        """What would still be there had it not been refused for want of decode, in replicas.
 
         Each counts for as long as it would have stayed. So, once there is room again, no less of it goes in a
         second than more is let in: nothing counts here and as what is in use.

@@ -58,7 +58,7 @@ class PrefillDemand:
 
     Attributes:
         work: Predicted work that arrives, seconds per second of the fastest replica; refused work included,
-            but for what was refused for decode's memory alone, or for a deadline that no fleet could keep.
+            but for what was refused for decode alone, or for a deadline that no fleet could keep.
         refused: Of `work`, what was refused.
         backlog_s: Predicted work of those that were admitted, have a deadline, and have not been served.
         at_risk: Whether a tier misses its target by first tokens (`slo.monitor.shedding.TierBurn.at_risk`).
@@ -87,7 +87,8 @@ class DecodeDemand:
         replicas: How many there are.
         asked: What would be in use were nobody refused, by memory or pace, whichever is more, in that of one
             replica; 0 when nobody says.
-        refused: What would be in use, too, had it not been refused for want of memory.
+        refused: What would be in use, too, had it not been refused for want of memory or for its tier's share
+            of decode; by memory or pace, whichever is more.
     """
 
     memory: float
@@ -175,12 +176,13 @@ def prefill_need(seen: PrefillDemand, running: int, ahead_s: float, start_s: flo
 def decode_need(seen: DecodeDemand) -> Need:
     """Of decode: for its memory, and for its pace.
 
-    Who is refused for want of memory counts: replicas can be full without having all of theirs in use. A wave
+    Who is refused for want of it counts: replicas can be full without having all of theirs in use. A wave
     costs every stream its pace, but finds memory that others leave. The room for waves is that of
     square-root staffing (Halfin and Whitt, 1981): for few requests it is a larger part than for many.
     """
     waves = _WAVES / math.sqrt(max(1, seen.requests))
-    pace = seen.pace * (1 + waves)
-    memory = seen.memory + seen.refused
+    is_by_memory = seen.memory > seen.pace
+    memory = seen.memory + (seen.refused if is_by_memory else 0.0)
+    pace = (seen.pace + (0.0 if is_by_memory else seen.refused)) * (1 + waves)
     usual = ScaleReason.MEMORY if memory >= pace else ScaleReason.PACE
     return Need(max(memory, pace), 0.0, usual, usual)

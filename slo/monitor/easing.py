@@ -37,9 +37,12 @@ class FleetAsked(NamedTuple):
     decode: float
 
     def is_much_less_than(self, before: FleetAsked) -> bool:
-        """Whether it is of what was asked for most before: of the other there was enough."""
-        most = max(range(len(before)), key=before.__getitem__)
-        return self[most] < _MUCH_LESS * before[most]
+        """Whether it is of what was short before, or was asked for most: of the other there was enough.
+
+        Where both were short both count: what is shed for decode alone is not asked of prefill any more.
+        """
+        short = min(1.0, max(before))
+        return all(now < _MUCH_LESS * then for now, then in zip(self, before, strict=True) if then >= short)
 
 
 _NOTHING: Final = FleetAsked(0.0, 0.0)

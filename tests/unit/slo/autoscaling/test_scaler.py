@@ -191,6 +191,10 @@ def test_bounds_that_contradict_each_other_are_refused():
             Need(2.0, 0.0, ScaleReason.MEMORY, ScaleReason.MEMORY),
         ),
         (DecodeDemand(0.4, 100, pace=1.0), Need(1.2, 0.0, ScaleReason.PACE, ScaleReason.PACE)),
+        (
+            DecodeDemand(0.4, 100, pace=1.0, refused=1.0),
+            Need(2.4, 0.0, ScaleReason.PACE, ScaleReason.PACE),
+        ),
         (DecodeDemand(0.0, 4, pace=0.1), Need(0.2, 0.0, ScaleReason.PACE, ScaleReason.PACE)),
     ],
 )

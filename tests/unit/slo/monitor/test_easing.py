@@ -62,3 +62,6 @@ def test_it_is_forgotten_once_much_less_is_asked_for_of_what_was_short():
     known = failed(Easing().asking(2.0, 0.6), 2)
     assert known.asking(1.7, 0.1).waits_s(LOOSE, RULES) == 120, "there was enough of decode"
     assert known.asking(1.5, 0.6).waits_s(LOOSE, RULES) == 30
+    known = failed(Easing().asking(1.5, 1.2), 2)
+    assert known.asking(0.5, 1.2).waits_s(LOOSE, RULES) == 120, "decode is as short as before"
+    assert known.asking(1.0, 0.9).waits_s(LOOSE, RULES) == 30

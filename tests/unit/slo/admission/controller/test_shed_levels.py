@@ -1,6 +1,7 @@
 """What the monitor has a tier shed is taken from what it asks for above its share, and from nothing else."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from admission_offers import LACK, NO_BACKLOG, WORK_S, controller, offer, offered, part_admitted, request
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from slo.admission.controller import AdmissionController
 from slo.admission.rules import AdmissionRequest
 from slo.admission.tenant_limits import Usage
+from slo.autoscaling.need import DecodeDemand
 from slo.errors import Rejected, RejectionReason
 from slo.monitor.shedding import SteeringRules
 from slo.request import JobId
@@ -93,6 +95,53 @@ def test_what_only_decode_can_compute_is_shed_as_its_tier_is():
     assert not any(refused(0.01 * number) for number in range(100))
     admission.decide(request("much", work_s=60.0), 2.0)
     assert sum(refused(3.0 + 0.01 * number) for number in range(100)) > 85
+
+
+def crowded(replicas=1.0, work_s=0.0):
+    """Background has a third of decode, which is nine tenths full by streams, and may have no more.
+
+    It has just had so much work of prefill for that.
+    """
+    admission = controller(replicas=replicas)
+    for tier, many, asked_s in ((PREMIUM, 66, 0.0), (BACKGROUND, 33, work_s)):
+        for number in range(many):
+            there = request(f"there-{number}", tier, work_s=asked_s / many)
+            assert admission.decide(there, 0.0) is None
+            admission.served(there.job_id)
+    admission.decode.sees(DecodeDemand(0.2, 99, pace=0.9, replicas=1))
+    admission.follow({BACKGROUND: 1.0}, 0.0)
+    return admission
+
+
+def test_what_is_shed_for_the_share_of_decode_alone_is_asked_of_decode_and_not_of_prefill():
+    """Of prefill it asks for a twentieth of what the fleet can do."""
+    admission = crowded(replicas=10.0)
+    for number in range(400):
+        refused = admission.decide(replace(request(number), likeness=number % 33), 0.2 * number)
+        assert refused is not None
+        assert (refused.reason, refused.lacked_decode) == (RejectionReason.SHED_BY_POLICY, True)
+    work, _ = admission.demand(80.0)
+    assert work == pytest.approx(0.0, abs=1e-9)
+    assert admission.refused_work(80.0) == 0.0
+    assert admission.decode.refused(80.0) == pytest.approx(0.3), "those that are there once more"
+
+
+def test_what_is_shed_for_the_share_of_prefill_too_is_asked_of_prefill():
+    """A tenth of what it asks for is its share."""
+    admission = crowded(work_s=SHARES[BACKGROUND] * 20.0 * 10)
+    decisions = [admission.decide(request(number, work_s=0.01), 0.2) for number in range(1000)]
+    assert {refused.reason for refused in decisions} == {RejectionReason.SHED_BY_POLICY}
+    work_s = 0.01 * sum(not refused.lacked_decode for refused in decisions)
+    assert work_s == pytest.approx(9.0, rel=0.05)
+    assert admission.refused_work(0.2) == pytest.approx(work_s / 20.0, rel=0.05)
+
+
+def test_what_is_shed_while_decode_is_at_ease_is_asked_of_prefill():
+    admission = crowded()
+    admission.decode.sees(DecodeDemand(0.2, 99, pace=0.3, replicas=1))
+    decisions = [admission.decide(request(number), 0.05 * number) for number in range(200)]
+    assert {refused.lacked_decode for refused in decisions if refused is not None} == {False}
+    assert admission.decode.refused(10.0) == 0.0
 
 
 def test_without_a_prefill_replica_no_level_refuses_anybody():
