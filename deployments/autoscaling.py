@@ -137,13 +137,18 @@ class TierAutoscaler:
     def _need(self, running: int, now_s: float) -> Any:
         """What is needed of a tier of which some serve; None when nobody knows.
 
-        While none serves, nobody predicts what a prompt takes: all that arrives would count as nothing.
+        While none serves, or the router can use none, nobody predicts what a prompt takes, or sees what is in
+        use: all that there is to do would count as nothing.
         """
-        if self._demand is None or now_s - self._heard_s > _HOLDS_S:
+        demand = self._demand
+        if demand is None or now_s - self._heard_s > _HOLDS_S:
+            return None
+        used = demand.prefill.replicas if self._role == "prefill" else demand.decode.replicas
+        if used == 0:
             return None
         if self._role == "prefill":
-            return partial(prefill_need, self._demand.prefill, running, start_s=self._scaler.rules.start_s)
-        return partial(_without_waiting, self._demand)
+            return partial(prefill_need, demand.prefill, running, start_s=self._scaler.rules.start_s)
+        return partial(_without_waiting, demand)
 
     async def _ask(self, application: str) -> None:
         try:

@@ -18,7 +18,14 @@ from deployments.config.settings import parse
 from slo.autoscaling.need import DecodeDemand, FleetDemand, PrefillDemand
 
 RULES = {"code": "new", "min_replicas": 1, "max_replicas": 4, "start_s": 60.0, "keep_s": 300.0, "busy": 0.8}
-BUSY = FleetDemand(PrefillDemand(2.0, 0.0), DecodeDemand(1.2, 30))
+
+
+def demand(work, memory, streams, replicas=1):
+    prefill = PrefillDemand(work, 0.0, replicas=replicas)
+    return FleetDemand(prefill, DecodeDemand(memory, streams, replicas=replicas))
+
+
+BUSY = demand(2.0, 1.2, 30)
 
 
 def context(running=1, target=1):
@@ -209,7 +216,7 @@ async def test_a_larger_tier_that_serves_controller_finds_again_is_not_cut_to_it
 
 async def test_while_its_replicas_are_found_again_a_tier_is_not_short_of_them(monitor, clock):
     """What will wait until another replica is up would count as if none of them served."""
-    monitor.demand = FleetDemand(PrefillDemand(6.0, 0.0), DecodeDemand(6.0, 30))
+    monitor.demand = demand(6.0, 6.0, 30, replicas=8)
     policy = TierAutoscaler("prefill", "tiny", starts_with=3, **(RULES | {"max_replicas": 16}))
     for found in (0, 0, 1, 7, 8):
         assert await settled(policy, running=found, target=8) == 8, found
@@ -220,15 +227,29 @@ async def test_while_its_replicas_are_found_again_a_tier_is_not_short_of_them(mo
 async def test_what_came_while_no_replica_served_is_no_reason_to_have_fewer(monitor, clock):
     """Nobody predicts what a prompt takes then: all of it counts as nothing."""
     policy = TierAutoscaler("prefill", "tiny", **RULES)
-    monitor.demand = FleetDemand(PrefillDemand(3.0, 0.0), DecodeDemand(1.2, 30))
+    monitor.demand = demand(3.0, 1.2, 30, replicas=4)
     assert await settled(policy, running=4, target=4) == 4
-    monitor.demand = FleetDemand(PrefillDemand(0.0, 0.0), DecodeDemand(0.0, 0))
+    monitor.demand = demand(0.0, 0.0, 0)
     for _ in range(400):
         clock.s += 1
         assert await settled(policy, running=0, target=4) == 4
-    monitor.demand = FleetDemand(PrefillDemand(3.0, 0.0), DecodeDemand(1.2, 30))
+    monitor.demand = demand(3.0, 1.2, 30, replicas=4)
     clock.s += 1
     assert await settled(policy, running=4, target=4) == 4
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_replicas_that_the_router_cannot_use_are_not_taken_to_have_nothing_to_do(monitor, clock, role):
+    """Serve counts them, and the router is cut off from all."""
+    policy = TierAutoscaler(role, "tiny", **RULES)
+    monitor.demand = demand(3.0, 3.0, 30, replicas=4)
+    assert await settled(policy, running=4, target=4) == 4
+    for replicas, kept in ((0, 4), (4, 1)):
+        monitor.demand = demand(0.0, 0.0, 0, replicas=replicas)
+        for _ in range(700):
+            clock.s += 1
+            size = await settled(policy, running=4, target=4)
+        assert size == kept
 
 
 @pytest.mark.slow
