@@ -92,7 +92,10 @@ class TierAutoscaler:
         if self._starts_at_s is None:
             self._starts_at_s = now_s + _FOUND_AGAIN_S
         are_found = running >= target or now_s >= self._starts_at_s
-        target = max(target, self._at_start(running, are_found=are_found))
+        # Those of the rules, or the part of them that an upgrade in steps leaves this cluster for now.
+        fewest, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+        self._scaler.bounds = fewest, most
+        target = min(max(target, self._at_start(running, are_found=are_found)), most)
         need = self._need(running, now_s) if running > 0 and are_found else None
         scaled = self._scaler.decide(need, running, target, now_s)
         self._tell_decision(scaled, target, running)

@@ -65,10 +65,14 @@ class Scaler:
     """Decides for one tier of replicas; to be asked every second or so.
 
     It shrinks nothing until it has watched for `ScalingRules.keep_s`.
+
+    Attributes:
+        bounds: The fewest and the most that there may be from now on; at first those of the rules.
     """
 
     def __init__(self, rules: ScalingRules) -> None:
         self.rules = rules
+        self.bounds = rules.min_replicas, rules.max_replicas
         self._short_since_s: float | None = None
         """Since when fewer run than there shall be; an order begins it anew."""
         self._sizes = 0, 0
@@ -151,4 +155,5 @@ class Scaler:
         return self._sufficed[0][1] if now_s - self._first_s >= rules.keep_s else target
 
     def _bounded(self, replicas: int) -> int:
-        return min(max(replicas, self.rules.min_replicas), self.rules.max_replicas)
+        fewest, most = self.bounds
+        return min(max(replicas, fewest), most)

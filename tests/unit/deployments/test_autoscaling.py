@@ -28,8 +28,14 @@ def demand(work, memory, streams, replicas=1):
 BUSY = demand(2.0, 1.2, 30)
 
 
-def context(running=1, target=1):
-    return SimpleNamespace(app_name="app", current_num_replicas=running, target_num_replicas=target)
+def context(running=1, target=1, bounds=(1, 16)):
+    return SimpleNamespace(
+        app_name="app",
+        current_num_replicas=running,
+        target_num_replicas=target,
+        capacity_adjusted_min_replicas=bounds[0],
+        capacity_adjusted_max_replicas=bounds[1],
+    )
 
 
 @pytest.fixture
@@ -131,8 +137,8 @@ async def test_that_replicas_do_not_start_is_a_warning_once(monitor, caplog):
     assert len(await warned(2)) == 1
 
 
-def serves(pool, version):
-    """What Serve is told of a prefill tier, as one version of its deployment."""
+def serves(pool, version, capacity=None):
+    """What Serve is told of a prefill tier, as one version of its deployment, of percents of its capacity."""
     from deployments import replicas
     from kv_transfer.connector import KVRole
 
@@ -144,6 +150,7 @@ def serves(pool, version):
         start_time_ms=0,
         deployer_job_id="",
         version=version,
+        target_capacity=capacity,
     )
 
 
@@ -191,6 +198,32 @@ async def test_a_smaller_tier_that_serves_controller_finds_again_is_not_raised_t
     for after_s in (1, 10, 60):
         clock.s += after_s
         assert state.get_decision_num_replicas(target) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("capacity", "most"), [(None, 8), (50, 4), (0, 0)])
+async def test_a_tier_keeps_within_what_an_upgrade_in_steps_leaves_it_and_tells_no_other_size(
+    monitor, clock, monkeypatch, caplog, capacity, most
+):
+    """In Serve's own account, which would cut what is more than that."""
+    from deployments import replicas
+
+    monkeypatch.setattr(replicas, "running_code", lambda: RULES["code"])
+    caplog.set_level(logging.INFO, "ray.serve")
+    monkeypatch.setattr(AutoscalingPolicy, "get_policy", lambda _: TierAutoscaler)
+    monitor.demand = demand(9.0, 9.0, 30)
+    state = DeploymentAutoscalingState(DeploymentID("prefill", "app"))
+    pool = {"replicas": 3, "min_replicas": 1, "max_replicas": 8}
+    target = state.register(serves(pool, "1", capacity), 2)
+    state.update_running_replica_ids([ReplicaID(f"{n}", state._deployment_id) for n in range(target)])
+    for _ in range(10):
+        clock.s += 1
+        target = state.get_decision_num_replicas(target)
+        await asyncio.sleep(0.01)
+    assert target == most
+    told = [record.message for record in caplog.records if "tier_scaled" in record.message]
+    assert len(told) == (1 if most else 0)
+    assert all(f"replicas={most}" in one for one in told)
 
 
 async def test_a_tier_of_which_no_replica_is_found_again_starts_anew(monitor, clock):

@@ -175,6 +175,17 @@ def test_it_keeps_to_its_bounds(works, replicas):
         assert 1 <= tier.see(work=work, for_s=20).target <= 8
 
 
+def test_bounds_that_change_hold_from_then_on():
+    tier = Tier(2)
+    tier.scaler.bounds = 1, 2
+    scaled = tier.see(work=3.0, for_s=100)
+    assert (scaled.target, scaled.reason) == (2, ScaleReason.NOTHING_TO_DO)
+    tier.scaler.bounds = 1, 8
+    assert tier.see(work=3.0).target == 4
+    tier.scaler.bounds = 1, 3
+    assert tier.see(work=3.0).target == tier.see(work=None).target == 3
+
+
 def test_bounds_that_contradict_each_other_are_refused():
     with pytest.raises(ValueError, match="1 <= 3 <= 2"):
         ScalingRules(3, 2)
