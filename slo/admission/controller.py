@@ -262,9 +262,10 @@ class AdmissionController:
         self._refreshed_s = -math.inf
 
     def load(self, now_s: float) -> float:
-        """Work that arrives per second, over what the fleet can do in a second."""
+        """Work that arrives per second for the fleet to do, over what it can do in a second."""
         self._refresh(now_s)
-        return self._shared.load
+        elsewhere = self._demand.shed_for_decode_work(now_s) / self._capacity if self._capacity > 0 else 0.0
+        return max(0.0, self._shared.load - elsewhere)
 
     def shown_load(self, now_s: float) -> float:
         """The load for people: infinite while requests come and no replica is there for them.
@@ -284,8 +285,8 @@ class AdmissionController:
         backlog_s = math.fsum(self.backlog_s(tier) for tier in self._due)
         if self._capacity > 0:
             return self.load(now_s) * self._capacity, backlog_s
-        tenants = self._demand.by_tenant(now_s).values()  # what came before the last replica was lost
-        return math.fsum(work for by_name in tenants for work in by_name.values()), backlog_s
+        work = math.fsum(map(math.fsum, (one.values() for one in self._demand.by_tenant(now_s).values())))
+        return max(0.0, work - self._demand.shed_for_decode_work(now_s)), backlog_s
 
     def refused_work(self, now_s: float) -> float:
         """Of the work that arrives, what is refused, in the same unit."""
@@ -333,10 +334,10 @@ class AdmissionController:
         refused = self._for_lack(request, now_s) if tier in self._sheddable else None
         if refused is not None and refused.lacked_decode:
             self.decode.turned_away(tier, request.decode, now_s, request.likeness)
-            if not request.only_decode:
-                self._demand.withdrawn(tier, request.tenant, request.work_s, now_s)
-            return refused
         if request.only_decode:
+            return refused
+        if refused is not None and refused.lacked_decode:
+            self._demand.shed_for_decode(request.work_s, now_s)
             return refused
         if refused is None and (excess_s := self._excess_backlog_s(tier, request.tenant, now_s)) > 0:
             refused = self._refused(RejectionReason.BACKLOG, excess_s)
@@ -353,13 +354,15 @@ class AdmissionController:
         falls_s = rules.memory_s * math.log(max(1.0, self._shared.load / rules.pressure))
         is_calm = request.only_decode or self.backlog_s(tier) <= rules.calm_s * self._capacity
         covered = self._credit.covers(tier, request.work_s, self._capacity, now_s) and is_calm
-        of_prefill = 0.0 if covered and not request.only_decode else self._shared.above_share.get(tier, 0.0)
+        above_share = self._shared.above_share.get(tier, 0.0)
+        of_prefill = 0.0 if covered and not request.only_decode else above_share
         is_above_of_decode = self._capacity > 0 and self.decode.is_above_share(tier)
         level = self._shed.get(tier, 0.0)
         shed = level * (1.0 if is_above_of_decode else of_prefill)
         if shed > 0 and (drawn := self._draw()) < shed:
             refused = self._refused(RejectionReason.SHED_BY_POLICY, max(falls_s, rules.min_shed_retry_s))
-            return replace(refused, lacked_decode=drawn >= level * of_prefill)
+            is_of_decode = is_above_of_decode and (request.only_decode or drawn >= level * above_share)
+            return replace(refused, lacked_decode=is_of_decode)
         odds = NO_ODDS if is_calm else self._shared.odds.get(tier, NO_ODDS)
         if (fraction := odds.beside(shed, request.tenant)) <= 0:
             return None

@@ -136,6 +136,28 @@ def test_what_is_shed_for_the_share_of_prefill_too_is_asked_of_prefill():
     assert admission.refused_work(0.2) == pytest.approx(work_s / 20.0, rel=0.05)
 
 
+def test_what_is_shed_for_decode_does_not_change_what_is_asked_of_prefill_beside_it():
+    """Background asks for half of what the fleet can do, which is far above its share, for four minutes."""
+    admission = crowded(work_s=0.5 * 20.0)
+    decisions = [
+        admission.decide(replace(request(number, work_s=0.05), likeness=number % 33), 0.1 * number)
+        for number in range(2400)
+    ]
+    of_decode = [refused.lacked_decode for refused in decisions[1200:]]
+    assert sum(of_decode) / 1200 == pytest.approx(SHARES[BACKGROUND] / 0.5, rel=0.25)
+    work, _ = admission.demand(240.0)
+    assert work == pytest.approx(0.5 - SHARES[BACKGROUND], rel=0.25)
+    assert admission.refused_work(240.0) == pytest.approx(work, rel=0.05)
+
+
+def test_what_only_decode_can_compute_and_is_shed_for_its_share_lacks_decode():
+    admission = crowded(work_s=SHARES[BACKGROUND] * 20.0 * 10)
+    refused = [
+        admission.decide(replace(request(number), only_decode=True), 0.01 * number) for number in range(50)
+    ]
+    assert {one.lacked_decode for one in refused} == {True}
+
+
 def test_what_is_shed_while_decode_is_at_ease_is_asked_of_prefill():
     admission = crowded()
     admission.decode.sees(DecodeDemand(0.2, 99, pace=0.3, replicas=1))
