@@ -141,13 +141,12 @@ class TierAutoscaler:
         """What is needed of a tier of which some serve; None when nobody knows.
 
         While none serves, or the router can use none, nobody predicts what a prompt takes, or sees what is in
-        use: all that there is to do would count as nothing.
+        use: all that there is to do would count as nothing. Without decode nothing is asked of prefill.
         """
         demand = self._demand
         if demand is None or now_s - self._heard_s > _HOLDS_S:
             return None
-        used = demand.prefill.replicas if self._role == "prefill" else demand.decode.replicas
-        if used == 0:
+        if demand.decode.replicas == 0 or (self._role == "prefill" and demand.prefill.replicas == 0):
             return None
         if self._role == "prefill":
             return partial(prefill_need, demand.prefill, running, start_s=self._scaler.rules.start_s)

@@ -285,6 +285,18 @@ async def test_replicas_that_the_router_cannot_use_are_not_taken_to_have_nothing
         assert size == kept
 
 
+async def test_while_no_decode_replica_can_be_used_prefill_is_not_taken_to_have_nothing_to_do(monitor, clock):
+    """All that comes is refused before anybody asks what its prefill takes."""
+    policy = TierAutoscaler("prefill", "tiny", **RULES)
+    monitor.demand = demand(3.0, 3.0, 30, replicas=4)
+    assert await settled(policy, running=4, target=4) == 4
+    monitor.demand = FleetDemand(PrefillDemand(0.0, 0.0, replicas=4), DecodeDemand(0.0, 0, replicas=0))
+    for _ in range(700):
+        clock.s += 1
+        size = await settled(policy, running=4, target=4)
+    assert size == 4
+
+
 @pytest.mark.slow
 async def test_it_asks_the_monitor_of_the_code_that_the_application_was_built_by(monkeypatch):
     """Serve's controller runs for long, and imports the code of its node."""
