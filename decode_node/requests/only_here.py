@@ -88,7 +88,7 @@ class OnlyHere:
 
         The first step computes the prompt, and the others find it in the prefix cache.
         """
-        is_later = not self.claim.unasked and self.first is None
+        is_later = self.claim.unasked <= 0 and self.first is None
 
         def step(params: SamplingParams, name: str) -> Outputs:
             return generate(self._of_step(params, is_later=is_later), name)

@@ -163,6 +163,10 @@ async def test_what_has_media_waits_for_its_turn_before_it_is_rendered():
     replica = Replica(Rendered([1, 2, 3]))  # it was text after all
     assert await replica.answer(PICTURE) == ["answer"]
     assert replica.order == [("rendered", 1), ("elsewhere", 0)]
+    replica = Replica(only_here(LocalReason.NOT_TEXT))
+    search = PICTURE.model_copy(update={"use_beam_search": True, "n": 3})
+    assert await replica.answer(search) == ["not_text"]
+    assert replica.order == [("rendered", 1), ("here", 1)], "it has one prompt for all of its beams"
     replica = Replica(error_response(400, "BadRequestError", "no picture"))
     (refused,) = await replica.answer(PICTURE)
     assert refused.error.code == 400

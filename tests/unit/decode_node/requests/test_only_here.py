@@ -13,7 +13,7 @@ from decode_node.requests.local_prefills import LocalPrefills, TooManyPromptsErr
 from decode_node.requests.only_here import admitted, too_many
 from decode_node.requests.underway import Call, RefusedError, Underway
 from decode_node.spans import RequestSpans
-from slo.request import JobId, Party, RequestContext
+from slo.request import SEARCH_STEP_XARG, JobId, Party, RequestContext
 from slo.tiers import STANDARD
 
 PROMPT = {"type": "token", "prompt_token_ids": list(range(100))}
@@ -180,6 +180,19 @@ async def test_of_a_beam_search_the_first_step_has_a_turn():
             beams = [here.in_a_search(PROMPT, step, f"2-{beam}", engine.generate) for beam in range(2)]
             assert [len([each async for each in beam]) for beam in beams] == [3, 3]
     assert run.call.amount.tokens == 1 + 2 * 3
+
+
+async def test_all_but_the_first_step_of_a_beam_search_are_later_ones_however_many_beams_it_has():
+    local, engine, run = LocalPrefills(1), Engine(), under_way()
+    engine.may.set()
+    step = SamplingParams(max_tokens=1)
+    async with admitted(local, CONTEXT, 1, 60.0) as here:
+        here.run = run
+        await here.begin()  # as what has media does
+        for beams in (1, 3, 3):
+            steps = [here.in_a_search(PROMPT, step, f"{beam}", engine.generate) for beam in range(beams)]
+            await asyncio.gather(*[anext(each) for each in steps])
+    assert [given.extra_args[SEARCH_STEP_XARG] for given in engine.given] == [False, *[True] * 6]
 
 
 async def test_what_has_media_has_its_turn_before_it_is_rendered():
