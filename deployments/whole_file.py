@@ -31,11 +31,14 @@ def write_whole(path: Path, text: str) -> None:
         with beside.open("x", encoding="utf-8") as file:
             file.write(text)
         if place.exists():
+            there = place.stat()
+            os.chown(beside, there.st_uid, there.st_gid)
             shutil.copymode(place, beside)
         beside.replace(place)
     except OSError as error:
         if error.errno not in _FIXED:
             raise
+        beside.unlink(missing_ok=True)
         place.write_text(text, encoding="utf-8")
     finally:
         beside.unlink(missing_ok=True)

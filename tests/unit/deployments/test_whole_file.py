@@ -45,6 +45,14 @@ def test_links_and_modes_stay(kept, tmp_path):
     assert stat.S_IMODE(kept.stat().st_mode) == 0o640
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may give files away")
+def test_whose_a_file_is_stays(kept):
+    os.chown(kept, 12345, 23456)
+    write_whole(kept, LONG)
+    there = kept.stat()
+    assert (there.st_uid, there.st_gid) == (12345, 23456)
+
+
 def test_a_new_file_has_the_mode_that_any_has(tmp_path):
     (tmp_path / "usual").touch()
     write_whole(tmp_path / "new", LONG)
