@@ -34,7 +34,7 @@ def end_if_stuck(deployment: LocalDeployment, stop: threading.Event, console: Co
     while deployment.can_answer() and time.monotonic() < until_s and not stop.is_set():
         stop.wait(_LOOK_S)
     is_told = stop.wait(_LOOK_S)  # a signal to all processes may have ended Ray's before it comes here
-    until_s = time.monotonic() + (_BY_ITSELF_S if is_told else 0.0)
+    until_s = time.monotonic() + (_BY_ITSELF_S if is_told or deployment.is_stopping else 0.0)
     while time.monotonic() < until_s:
         if deployment.is_stopping:
             return

@@ -177,6 +177,9 @@ def test_ray_is_lost_with_its_gcs_and_with_its_raylet(monkeypatch, tmp_path, end
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a token")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(  # without those of a Ray that other tests have left in this process
+        psutil.Process, "children", lambda *_, **__: [psutil.Process(part.pid) for part in parts.values()]
+    )
     deployment = LocalDeployment(parse({"model": "m"}))
     try:
         with pytest.raises(StartError):

@@ -19,6 +19,15 @@ class EndedError(Exception):
     """Nothing comes after it, as after the end of a process."""
 
 
+class Stuck(SimpleNamespace):
+    """A deployment that does not end by itself."""
+
+    @property
+    def is_stopping(self):
+        """Whether somebody stops it, by the clock."""
+        return self.stopping()
+
+
 @pytest.fixture
 def end(monkeypatch):
     """Ends what loses parts of Ray or is stopped, by a clock; gives when all is killed, and the code."""
@@ -27,20 +36,23 @@ def end(monkeypatch):
     def sleep(seconds):
         clock.now_s += seconds
 
-    def end_once(gcs_s=math.inf, raylet_s=math.inf, stop_s=math.inf, console=None):
+    def end_once(gcs_s=math.inf, raylet_s=math.inf, stop_s=math.inf, console=None, stopping_s=math.inf):
         stop = SimpleNamespace(is_set=lambda: clock.now_s >= stop_s)
         stop.wait = lambda seconds: stop.is_set() or sleep(seconds) or stop.is_set()
-        deployment = SimpleNamespace(
+        deployment = Stuck(
             is_lost=lambda: clock.now_s >= min(gcs_s, raylet_s),
             can_answer=lambda: clock.now_s < raylet_s,
-            is_stopping=False,
+            stopping=lambda: clock.now_s >= stopping_s,
             kill=lambda: killed.append(clock.now_s) or 3,
             logs="/elsewhere/logs",
         )
         killed = []
-        with pytest.raises(EndedError) as ended:
+        try:
             loss.end_if_stuck(deployment, stop, console or Console(file=io.StringIO()))
-        return *killed, *ended.value.args
+        except EndedError as ended:
+            return *killed, *ended.args
+        assert not killed
+        return None
 
     def end_at_once(code):
         raise EndedError(code)
@@ -104,3 +116,8 @@ def test_a_start_that_is_ended_while_it_is_drawn_leaves_the_terminal_its_cursor(
         assert drawn.getvalue().rindex(SHOWN) > drawn.getvalue().rindex(HIDDEN)
     finally:
         live.stop()
+
+
+def test_a_start_that_fails_as_ray_has_ended_ends_by_itself(end):
+    """What stops it ends the raylet, too, and tells what has failed."""
+    assert end(gcs_s=100.0, raylet_s=103.0, stopping_s=102.0) is None
