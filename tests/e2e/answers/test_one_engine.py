@@ -57,6 +57,7 @@ COMPLETIONS = {
     "penalties": {"temperature": 0, "max_tokens": 12, "frequency_penalty": 1.5, "presence_penalty": 0.5},
     "echo": {"temperature": 0, "max_tokens": 5, "echo": True, "logprobs": 2},
     "several prompts": {"temperature": 0, "max_tokens": 5, "prompt": ["one " * 30, "two"]},
+    "a search": {"temperature": 0, "max_tokens": 5, "n": 2, "extra_body": {"use_beam_search": True}},
 }
 
 FUNCTION = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}
