@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -73,13 +73,11 @@ class _Attempt:
 
     Attributes:
         work: The engine's on it.
-        calls: Those that wait for its answer, or have not handed it on yet.
-        is_told: Whether one has.
-        dropping: What ends it, once all calls have left it.
+        is_told: Whether a call has handed its answer on.
+        dropping: What ends it, once no call is here for it.
     """
 
     work: asyncio.Task[RequestOutput]
-    calls: int = 0
     is_told: bool = False
     dropping: asyncio.Task[None] | None = None
 
@@ -120,6 +118,7 @@ class JobTable:
         self._instruments = instruments
         self._released: OrderedDict[JobId, None] = OrderedDict()
         self._computing: dict[JobId, _Attempt] = {}
+        self._calls: Counter[JobId] = Counter()  # that are here for an attempt, with or without a place
         self._background = Background()
 
     async def prefill(
@@ -136,8 +135,9 @@ class JobTable:
             yield _gone(attempt_id)
             return
         job = Accepted(attempt_id, context.tier, tokens, deadline_s, arrived_s, context.cached_tokens)
-        if attempt_id not in self._released and attempt_id not in self._computing:
+        if not self._calls[attempt_id] and attempt_id not in self._released:
             self._ledger.came(job)
+        self._calls[attempt_id] += 1
         self._reporter.changed()
         try:
             work = self._prefill(request, info, context, job)
@@ -145,7 +145,9 @@ class JobTable:
                 async for answer in answers:
                     yield answer
         finally:
-            self._leave(attempt_id)
+            self._calls[attempt_id] -= 1
+            if not self._calls[attempt_id]:
+                self._forget(attempt_id)
 
     async def _prefill(
         self, request: PrefillRequest, info: Any, context: RequestContext, job: Accepted
@@ -158,15 +160,9 @@ class JobTable:
             yield _gone(attempt_id)
             return
         attempt = self._computing.get(attempt_id) or self._begin(request, info, context, job, sampled)
-        attempt.calls += 1
-        try:
-            await asyncio.wait([work := attempt.work])
-            yield _gone(attempt_id) if work.cancelled() else self._answer(work, counts=sampled is not None)
-            attempt.is_told = True
-        finally:
-            attempt.calls -= 1
-            if not attempt.calls:
-                self._forget(attempt_id, attempt)
+        await asyncio.wait([work := attempt.work])
+        yield _gone(attempt_id) if work.cancelled() else self._answer(work, counts=sampled is not None)
+        attempt.is_told = True
 
     def _takes_over(self, context: RequestContext) -> bool:
         """Whether an attempt is the latest at its job here; the earlier ones are released then.
@@ -180,7 +176,8 @@ class JobTable:
             return False
         for number, earlier in others.items():
             if number < context.attempt:
-                self._background.run("release", self.release(earlier), job_id=context.job_id)
+                self._refuse(earlier)  # at once: one of its calls may be about to get a place
+                self._background.run("release", self._drop(earlier), job_id=context.job_id)
         return True
 
     def _begin(
@@ -199,21 +196,29 @@ class JobTable:
         attempt = self._computing[job.job_id] = _Attempt(work)
         return attempt
 
-    def _forget(self, attempt_id: JobId, attempt: _Attempt) -> None:
-        """No call waits for an attempt any more; where none was answered nobody will pull its blocks."""
+    def _forget(self, attempt_id: JobId) -> None:
+        """No call is here for an attempt any more; where none was answered nobody will pull its blocks."""
+        del self._calls[attempt_id]
+        self._leave(attempt_id)
+        if (attempt := self._computing.get(attempt_id)) is None or attempt.dropping is not None:
+            return
         if attempt.is_told:
-            self._computing.pop(attempt_id, None)
+            del self._computing[attempt_id]
             return
         attempt.dropping = self._background.run("release", self._drop(attempt_id), job_id=job_of(attempt_id))
         attempt.dropping.add_done_callback(lambda _: self._computing.pop(attempt_id, None))
 
     async def release(self, attempt_id: JobId) -> None:
         """Release an attempt at a job wherever it is: not yet here, running, or waiting to be pulled."""
+        self._refuse(attempt_id)
+        await self._drop(attempt_id)
+
+    def _refuse(self, attempt_id: JobId) -> None:
+        """Begin nothing of an attempt from now on."""
         self._released[attempt_id] = None
         while len(self._released) > _REMEMBER_RELEASED:
             self._released.popitem(last=False)
         self._leave(attempt_id)
-        await self._drop(attempt_id)
 
     async def _drop(self, attempt_id: JobId) -> None:
         if (attempt := self._computing.get(attempt_id)) is not None and attempt.work.cancel():

@@ -2,106 +2,25 @@
 
 import asyncio
 import time
-from collections import deque
 from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import pytest
+from job_table import SQL, TOKEN, called, prefill
 from ray.serve.llm.openai_api_models import ErrorResponse
 from read_blocks import ReadBlocks
-from vllm import SamplingParams
-from vllm.lora.request import LoRARequest
 from vllm.v1.engine.input_processor import InputProcessor
 
-from kv_transfer.places import Places
 from prefill_node.engine.scheduler import RELEASE_PREFIX
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
-from prefill_node.replica.governing.ledger import PrefillLedger
 from prefill_node.replica.governing.snapshot import load
-from prefill_node.replica.jobs import CLIENT_CLOSED_REQUEST, JobTable
-from sampling.carried import KV_PARAMS, Adapter, CacheUse, Prefilled, PrefillRequest, first_token
+from prefill_node.replica.jobs import CLIENT_CLOSED_REQUEST
+from sampling.carried import KV_PARAMS, Adapter, CacheUse, Prefilled
 from slo.model_digest import OTHER_MODEL, UNTOLD, ModelDigest
 from slo.predict.pass_shape import PassShape
-from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import PreemptionRules
 from slo.queue.order import QueueOrder
-from slo.request import CONTEXT_HEADER, ENGINE_DIED, JOB_XARG, JobId, ReplicaId, RequestContext, job_of
-from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
-
-SQL = LoRARequest("sql", 1, "/adapters/sql")
-MODEL = ModelDigest("model")
-TOKEN = SimpleNamespace(token_ids=[7], finish_reason="length")
-
-
-class Client:
-    """vLLM's engine client; what it is asked for waits until `go` is set."""
-
-    def __init__(self):
-        self.asked, self.aborted, self.adapters = deque(), [], []
-        self.go = asyncio.Event()
-        self.engine_core = SimpleNamespace(abort_requests_async=self.abort)
-        self.failure, self.token = None, TOKEN
-        model = SimpleNamespace(use_fp64_gumbel=False, max_model_len=64)
-        self.vllm_config = SimpleNamespace(use_v2_model_runner=False, model_config=model)
-
-    async def is_tracing_enabled(self):
-        return False
-
-    async def generate(self, prompt, params, request_id, **options):
-        self.asked.append((prompt["prompt_token_ids"], params.extra_args[JOB_XARG], params))
-        self.adapters.append(options["lora_request"])
-        await self.go.wait()
-        if self.failure is not None:
-            raise self.failure
-        yield SimpleNamespace(
-            outputs=[self.token],
-            kv_transfer_params={"at": request_id},
-            num_cached_tokens=2,
-            num_cache_creation_tokens=1,
-        )
-
-    async def abort(self, names):
-        self.aborted += names
-
-
-@pytest.fixture
-def client():
-    return Client()
-
-
-@pytest.fixture
-def table(client):
-    governor = MagicMock(ledger=PrefillLedger(PrefillPredictor(1e-3, 0.0)), weights={STANDARD: 1.0})
-    governor.arrived.side_effect = lambda job, now_s: governor.ledger.arrived(job)
-    report = SimpleNamespace(
-        is_dead=False, replica_id=ReplicaId("here"), digest=MODEL, note_length=lambda *_: None
-    )
-    serving = SimpleNamespace(
-        create_error_response=lambda error: SimpleNamespace(
-            error=SimpleNamespace(
-                model_dump=lambda: {"message": str(error), "type": "BadRequestError", "code": 400}
-            )
-        )
-    )
-    models = SimpleNamespace(lora_requests={"sql": SQL})
-    engine = SimpleNamespace(_engine_client=client, _oai_serving_completion=serving, _oai_models=models)
-    places = Places(8, DEFAULT_TIERS)
-    return JobTable(
-        engine, governor, MagicMock(), MagicMock(), report, MagicMock(), MagicMock(), places=places
-    )
-
-
-def called(table, attempt=0, adapter=None, job="job", tier=STANDARD, digest=MODEL, tokens=3):
-    context = RequestContext(JobId(job), "request", tier, None, attempt=attempt)
-    params = first_token(SamplingParams(temperature=0.7, seed=4, max_tokens=9))
-    request = PrefillRequest([*range(1, tokens + 1)], params, adapter=adapter, draws="first", digest=digest)
-    info = SimpleNamespace(headers={CONTEXT_HEADER: context.encode()})
-    return table.prefill(request, info)
-
-
-async def prefill(table, **given):
-    (answer,) = [answer async for answer in called(table, **given)]
-    return answer
+from slo.request import ENGINE_DIED, JobId, job_of
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 
 async def test_it_is_sampled_as_the_client_asked_and_says_where_its_blocks_are(table, client):
@@ -229,63 +148,6 @@ async def test_another_attempt_ends_what_waits_for_a_place_of_an_earlier_one_too
     assert (await earlier).error.code == CLIENT_CLOSED_REQUEST
     await asyncio.gather(*jobs)
     assert [job for _, job, _ in client.asked] == [*map(str, range(8)), "job#100"]
-
-
-async def test_a_call_that_comes_twice_is_computed_once(table, client):
-    first = asyncio.create_task(prefill(table))
-    await asyncio.sleep(0.01)
-    again = asyncio.create_task(prefill(table))
-    await asyncio.sleep(0.01)
-    client.go.set()
-    assert await first == await again == Prefilled(TOKEN, {"at": "prefill-job"}, "here", CacheUse(2, 1))
-    assert len(client.asked) == 1
-    assert not table._computing
-
-
-async def test_a_call_that_breaks_takes_nothing_from_the_one_that_comes_again(table, client):
-    first, again = (asyncio.create_task(prefill(table)) for _ in range(2))
-    await asyncio.sleep(0.01)
-    first.cancel()
-    await asyncio.sleep(0.01)
-    assert list(table._ledger.accepted) == ["job"]
-    client.go.set()
-    assert isinstance(await again, Prefilled)
-    assert (len(client.asked), client.aborted) == (1, [])
-    assert not table._computing
-
-
-@pytest.mark.parametrize("after_s", [0.0, 0.01], ids=["at once", "later"])
-async def test_what_a_call_broke_off_is_computed_anew_once_the_engine_has_dropped_it(table, client, after_s):
-    first = asyncio.create_task(prefill(table))
-    await asyncio.sleep(0.01)
-    first.cancel()
-    await asyncio.sleep(after_s)
-    again = asyncio.create_task(prefill(table))
-    await asyncio.sleep(0.01)
-    assert (len(client.asked), client.aborted) == (2, [RELEASE_PREFIX + "job"])
-    client.go.set()
-    assert isinstance(await again, Prefilled)
-    assert len(client.aborted) == 1
-    assert not table._computing
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-async def test_blocks_of_which_one_call_was_told_are_not_freed_with_another(table, client, is_first):
-    """Serve writes the answer to a connection that is gone."""
-    client.go.set()
-    breaks = called(table)
-    if is_first:
-        await anext(breaks)
-        answered = await prefill(table)
-    else:
-        other = asyncio.create_task(prefill(table))
-        await anext(breaks)
-        answered = await other
-    await breaks.aclose()
-    await asyncio.sleep(0.01)
-    assert isinstance(answered, Prefilled)
-    assert (len(client.asked), client.aborted) == (1, [])
-    assert not table._computing
 
 
 async def test_blocks_of_which_nobody_could_be_told_are_freed(table, client):
