@@ -47,7 +47,9 @@ def started(tmp_path, once):
         "monitor": {"port": 0},
     }
     path.write_text(yaml.safe_dump(config))
-    command = [sys.executable, "-m", "deployments.cli", "serve", "--config", str(path)]
+    # Whoever runs these tests may ignore SIGHUP, and what they start would inherit that.
+    hears = ["env", "--default-signal=HUP"]
+    command = [*hears, sys.executable, "-m", "deployments.cli", "serve", "--config", str(path)]
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment())
     try:

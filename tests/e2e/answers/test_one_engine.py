@@ -57,7 +57,6 @@ COMPLETIONS = {
     "penalties": {"temperature": 0, "max_tokens": 12, "frequency_penalty": 1.5, "presence_penalty": 0.5},
     "echo": {"temperature": 0, "max_tokens": 5, "echo": True, "logprobs": 2},
     "several prompts": {"temperature": 0, "max_tokens": 5, "prompt": ["one " * 30, "two"]},
-    "a search": {"temperature": 0, "max_tokens": 5, "n": 2, "extra_body": {"use_beam_search": True}},
 }
 
 FUNCTION = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": False}
@@ -210,6 +209,22 @@ def test_a_completion_is_answered_as_by_one_engine(served, stock, model, name, i
         served, stock, lambda one: one.completions.create, is_stream=is_stream, **asked
     )
     assert answer == expected
+
+
+@pytest.mark.parametrize("prompt", ["How warm is it? " * 20, ["one " * 30, "two"]], ids=["one", "two"])
+def test_a_beam_search_finds_what_it_does_on_one_engine(served, stock, prompt):
+    search = {"temperature": 0, "max_tokens": 5, "n": 2, "extra_body": {"use_beam_search": True}}
+    answer, expected = compared(
+        served,
+        stock,
+        lambda one: one.completions.create,
+        is_stream=False,
+        model="tiny",
+        prompt=prompt,
+        **search,
+    )
+    assert answer == expected
+    assert len({choice["text"] for choice in answer["choices"][:2]}) == 2
 
 
 def said(response):
