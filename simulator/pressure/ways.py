@@ -58,16 +58,21 @@ class FirstCome:
         """Nor from that."""
 
 
+def _precedence(one: PressedStream) -> tuple[int, float]:
+    """Higher tiers first, and within a tier who came first."""
+    return -one.rank, one.asked.at_s
+
+
 class ByPriority(FirstCome):
     """vLLM's with priorities: the lowest tier's last comer, and the higher tier starts first."""
 
     def order(self, engine: PressedEngine) -> list[PressedStream]:
         """By tier, then by arrival."""
-        return sorted(engine.waiting, key=lambda one: (-one.rank, one.asked.at_s))
+        return sorted(engine.waiting, key=_precedence)
 
     def victim(self, engine: PressedEngine) -> PressedStream:
         """The lowest tier's last comer."""
-        return max(engine.running, key=lambda one: (-one.rank, one.asked.at_s))
+        return max(engine.running, key=_precedence)
 
 
 class LeastComputed(FirstCome):
@@ -126,7 +131,7 @@ class RetractForPriority(Retract):
 
     def order(self, engine: PressedEngine) -> list[PressedStream]:
         """By tier, then by arrival."""
-        return sorted(engine.waiting, key=lambda one: (-one.rank, one.asked.at_s))
+        return sorted(engine.waiting, key=_precedence)
 
     def relieve(self, engine: PressedEngine) -> None:
         """Have the first start if lower tiers hold enough; the lowest tier's last comer goes first."""
@@ -136,7 +141,7 @@ class RetractForPriority(Retract):
             return
         lower = [one for one in engine.running if one.rank < first.rank]
         missing, taken = self._missing_tokens(engine, first), []
-        for one in sorted(lower, key=lambda one: (one.rank, -one.asked.at_s)):
+        for one in sorted(lower, key=_precedence, reverse=True):
             taken.append(one)
             missing -= engine.held(one) * engine.setup.block_tokens + self._to_come(one)
             if missing <= 0:

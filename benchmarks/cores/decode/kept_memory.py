@@ -24,7 +24,6 @@ from benchmarks.report import print_rows, result, write
 from simulator.pressure.decoding import PressedRequest
 from simulator.pressure.engine import PressedEngine, PressedSetup, Way
 from simulator.pressure.ours import Ours
-from simulator.pressure.ways import ByPriority
 from slo.decode.output_length import KEPT_FOR
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, STANDARD
 
@@ -32,6 +31,7 @@ PARTS: Final = (0.0, KEPT_FOR, 0.25, 0.5, 1.0, 1.5)
 SEEDS: Final = range(31, 37)
 ROUNDS: Final = range(2, 8)
 POOL: Final = 0.5
+PEERS: Final = ("vLLM, priorities", "vLLM, priorities, watermark 0.05")
 MEASURED: Final = "engines/decode_pressure"
 _Worlds = Mapping[str, Sequence[tuple[Sequence[PressedRequest], PressedSetup]]]
 
@@ -106,8 +106,7 @@ def keeping(part: float) -> Ours:
 
 
 WAYS: Final[Mapping[str, Callable[[], Way]]] = {
-    "vLLM, priorities": ByPriority,
-    "vLLM, priorities, watermark 0.05": partial(ByPriority, 0.05),
+    **{peer: pool_pressure.WAYS[peer] for peer in PEERS},
     **{f"kept for {part:g}": partial(keeping, part) for part in PARTS},
 }
 
