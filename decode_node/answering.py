@@ -16,7 +16,7 @@ from vllm.exceptions import VLLMClientError, VLLMServerError
 
 from decode_node.grammars.check import GrammarCheck, TooManyGrammarsError
 from decode_node.orchestrator import Orchestrator
-from decode_node.rendering import LocalReason, Rendered, has_media, is_search
+from decode_node.rendering import LocalReason, Rendered, computed_of_each, has_media
 from decode_node.requests.local_prefills import LocalPrefills, TooManyPromptsError
 from decode_node.requests.logprob_limit import LogprobLimit
 from decode_node.requests.only_here import OnlyHere, admitted, too_many
@@ -119,8 +119,7 @@ class Answering:
         request, context, here = arrived.request, arrived.context, None
         spans.phase(TOKENISE)
         if has_media(request):
-            prompts = 1 if is_search(request) else request.n or 1
-            looked_at = admitted(self.local, context, prompts, self.max_wait_s)
+            looked_at = admitted(self.local, context, computed_of_each(request), self.max_wait_s)
             here = await stack.enter_async_context(looked_at)
             if (refusal := await self._refusal(request, context)) is not None:
                 yield refusal

@@ -97,8 +97,8 @@ async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int
         return _as_error(result, is_chat=is_chat)
     inputs = result[1] if is_chat else result
     if (reason := _local_reason(request, inputs)) is not None:
-        of_each = 1 if is_search(request) else request.n or 1
-        return Rendered([], reason, copy, result, len(inputs) * of_each, sum(map(_tokens, inputs)))
+        times = len(inputs) * computed_of_each(request)
+        return Rendered([], reason, copy, result, times, sum(map(_tokens, inputs)))
     token_ids = list(inputs[0]["prompt_token_ids"])
     too_long = _too_long(request, len(token_ids), max_model_len)
     return too_long or Rendered(token_ids, request=copy, prompt=result, input_tokens=len(token_ids))
@@ -179,6 +179,11 @@ def _local_reason(request: Any, inputs: list[Any]) -> LocalReason | None:
 def is_search(request: Any) -> bool:
     """Whether a request asks for a beam search."""
     return bool(getattr(request, "use_beam_search", False))
+
+
+def computed_of_each(request: Any) -> int:
+    """How often each prompt of a request is computed: a search has one for all of its beams."""
+    return 1 if is_search(request) else request.n or 1
 
 
 def has_media(request: Any) -> bool:
