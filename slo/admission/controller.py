@@ -334,10 +334,10 @@ class AdmissionController:
         refused = self._for_lack(request, now_s) if tier in self._sheddable else None
         if refused is not None and refused.lacked_decode:
             self.decode.turned_away(tier, request.decode, now_s, request.likeness)
-        if request.only_decode:
+            if not request.only_decode:
+                self._demand.shed_for_decode(request.work_s, now_s)
             return refused
-        if refused is not None and refused.lacked_decode:
-            self._demand.shed_for_decode(request.work_s, now_s)
+        if request.only_decode:
             return refused
         if refused is None and (excess_s := self._excess_backlog_s(tier, request.tenant, now_s)) > 0:
             refused = self._refused(RejectionReason.BACKLOG, excess_s)

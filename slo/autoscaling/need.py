@@ -181,8 +181,11 @@ def decode_need(seen: DecodeDemand) -> Need:
     square-root staffing (Halfin and Whitt, 1981): for few requests it is a larger part than for many.
     """
     waves = _WAVES / math.sqrt(max(1, seen.requests))
-    is_by_memory = seen.memory > seen.pace
-    memory = seen.memory + (seen.refused if is_by_memory else 0.0)
-    pace = (seen.pace + (0.0 if is_by_memory else seen.refused)) * (1 + waves)
+    memory, pace = seen.memory, seen.pace
+    if memory > pace:
+        memory += seen.refused
+    else:
+        pace += seen.refused
+    pace *= 1 + waves
     usual = ScaleReason.MEMORY if memory >= pace else ScaleReason.PACE
     return Need(max(memory, pace), 0.0, usual, usual)
