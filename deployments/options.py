@@ -16,6 +16,8 @@ from typing import Annotated, Final
 
 import typer
 
+from deployments.whole_file import write_whole
+
 UrlOption = Annotated[str, typer.Option(help="The server, with or without /v1.")]
 KeyOption = Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Sent as bearer token.")]
 CacertOption = Annotated[
@@ -131,3 +133,13 @@ def writing(option: str, path: Path, refusal: type[Exception]) -> Iterator[None]
         yield
     except OSError as error:
         raise refusal(f"{option}: {path} cannot be written: {error.strerror or error}") from None
+
+
+def write_result(option: str, path: Path, text: str, refusal: type[Exception]) -> None:
+    """Write the result of the work into one file; where it cannot be, what was there stays.
+
+    Raises:
+        Exception: of the kind `refusal`.
+    """
+    with writing(option, path, refusal):
+        write_whole(path, text)

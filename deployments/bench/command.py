@@ -24,9 +24,8 @@ from deployments.options import (
     finite,
     parse_key,
     refuse_given,
-    writing,
+    write_result,
 )
-from deployments.whole_file import write_whole
 from simulator.workload.arrivals import TraceError, Workload, read_trace
 from slo.tiers import DEFAULT_TIERS, Tier, check_tier_name
 
@@ -184,6 +183,5 @@ def _workload(given: WorkloadFile, trace: Path | None, profile: Path | None) -> 
 def _write(path: Path | None, values: dict[str, Any], console: Console) -> None:
     if path is None:
         return
-    with writing("--json", path, BenchError):
-        write_whole(path, json.dumps(values, indent=2) + "\n")
+    write_result("--json", path, json.dumps(values, indent=2) + "\n", BenchError)
     console.print(Text(f"written to {path}"))

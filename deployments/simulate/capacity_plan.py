@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from deployments.options import writing
+from deployments.options import write_result, writing
 from deployments.simulate import SimulateError
-from deployments.whole_file import write_whole
 from simulator.planning.files import load_fleet
 from simulator.planning.plan import CapacityPlan, plan
 from simulator.report.plots import capacity_plot, png_bytes, svg_bytes
@@ -31,8 +30,8 @@ def make_plan(config: Path, console: Console, json_file: Path | None, report: Pa
         found = plan(setup, demand, lambda replicas: status.update(f"simulated {replicas} prefill replicas"))
     _show(found, console)
     if json_file is not None:
-        with writing("--json", json_file, SimulateError):
-            write_whole(json_file, json.dumps(found.document(), indent=1, allow_nan=False) + "\n")
+        document = json.dumps(found.document(), indent=1, allow_nan=False)
+        write_result("--json", json_file, document + "\n", SimulateError)
         console.print(Text(f"written to {json_file}"))
     if report is not None:
         figure = capacity_plot(found.capacity_points, found.target, found.chosen).draw(_PLOT_IN)

@@ -14,9 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from deployments.options import check_directory, check_file, refuse_given, writing
+from deployments.options import check_directory, check_file, refuse_given, write_result, writing
 from deployments.simulate import SimulateError
-from deployments.whole_file import write_whole
 from simulator.findings import Findings
 from simulator.study.presets import Preset
 
@@ -76,8 +75,8 @@ def simulate(  # noqa: PLR0913 - each is an option of the command
         )
     _show(found, console)
     if json_file is not None:
-        with writing("--json", json_file, SimulateError):
-            write_whole(json_file, json.dumps(found.document(), indent=1, allow_nan=False) + "\n")
+        document = json.dumps(found.document(), indent=1, allow_nan=False)
+        write_result("--json", json_file, document + "\n", SimulateError)
         console.print(Text(f"written to {json_file}"))
     if report is not None:
         from simulator.report.page import write_report  # noqa: PLC0415 - imports matplotlib

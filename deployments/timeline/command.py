@@ -12,8 +12,13 @@ from rich.console import Console
 from rich.text import Text
 
 from deployments.config import ConfigError
-from deployments.options import ApplicationOption, ModelOption, check_file_and_directory, seconds, writing
-from deployments.whole_file import write_whole
+from deployments.options import (
+    ApplicationOption,
+    ModelOption,
+    check_file_and_directory,
+    seconds,
+    write_result,
+)
 
 _console = Console(stderr=True)
 
@@ -41,7 +46,6 @@ def timeline(
             _console.print(Text(f"timeline: {error}", style="red"))
             raise typer.Exit(1) from None
         page = html(running.model, asked_at, last, found, tiers)
-    with writing("--out", out, ConfigError):
-        write_whole(out, page)
+    write_result("--out", out, page, ConfigError)
     requests = sum(len(heard.past.jobs) for heard in found.values() if heard is not None)
     _console.print(f"{out}: {requests} requests on {len(found)} prefill replicas", highlight=False)
