@@ -81,12 +81,18 @@ def test_whose_memory_was_taken_comes_back_before_newcomers_of_its_tier(stepped)
     engine.finish()
 
 
-def test_one_whose_kv_was_not_pulled_keeps_its_place_and_its_pace_counts_from_the_same_token(stepped):
+def waited_for(stepped):
+    """An engine that is full, and that a newcomer waits for."""
     engine = stepped(24)
     expects(engine, 1)
     engine.add("full", 300, 20)
     engine.step()
     engine.add("new", 200, 10)
+    return engine
+
+
+def test_one_whose_kv_was_not_pulled_keeps_its_place_and_its_pace_counts_from_the_same_token(stepped):
+    engine = waited_for(stepped)
     now_s = time.monotonic()
     carried = msgspec.to_builtins(Carried([0], is_sent=True))
     again = engine.add(
@@ -102,11 +108,7 @@ def test_one_whose_kv_was_not_pulled_keeps_its_place_and_its_pace_counts_from_th
 
 
 def test_a_later_step_of_a_search_has_the_place_of_the_first_and_waits_for_no_first_token(stepped):
-    engine = stepped(24)
-    expects(engine, 1)
-    engine.add("full", 300, 20)
-    engine.step()
-    engine.add("new", 200, 10)
+    engine = waited_for(stepped)
     book, since_s = engine.scheduler._book, time.monotonic() - 10.0
     for name, is_later in (("first", False), ("later", True)):
         engine.add(name, 200, 1, **{DECODE_SINCE_XARG: since_s, SEARCH_STEP_XARG: is_later})
