@@ -46,12 +46,10 @@ class _Waiting:
     """Somebody who reads an answer.
 
     Attributes:
-        heard_s: When the last piece came; before all time if none has.
         wait: What can end the wait for the next one; None between two waits.
         cause: Why the answer is given up; None while it is not.
     """
 
-    heard_s: float = -math.inf
     wait: asyncio.Timeout | None = None
     cause: FailureCause | None = None
 
@@ -84,6 +82,7 @@ class StreamWatch:
         self._silent_after_s = silent_after_s
         self._waiting: dict[ReplicaId | None, set[_Waiting]] = {}
         self._tasks: dict[ReplicaId | None, asyncio.Task[None]] = {}
+        self._heard_s: dict[ReplicaId | None, float] = {}  # also from whoever has left since
         self._budget = ReplacementBudget()
 
     async def pieces(
@@ -108,7 +107,7 @@ class StreamWatch:
                     break
                 finally:
                     one.wait = None
-                one.heard_s = time.monotonic()
+                self._heard_s[replica] = time.monotonic()
                 yield piece
             raise DecodeFailedError(one.cause)
         finally:
@@ -121,13 +120,14 @@ class StreamWatch:
         if replica not in self._tasks:
             # Not in the context of the request that happens to be first: Serve would cancel it with that one.
             watch, context = self._watch(replica), contextvars.Context()
+            self._heard_s[replica] = -math.inf
             self._tasks[replica] = asyncio.get_running_loop().create_task(watch, context=context)
         return one
 
     def _leave(self, replica: ReplicaId | None, one: _Waiting) -> None:
         self._waiting[replica].discard(one)
         if not self._waiting[replica]:
-            del self._waiting[replica]
+            del self._waiting[replica], self._heard_s[replica]
             self._tasks.pop(replica).cancel()
 
     async def _watch(self, replica: ReplicaId | None) -> None:
@@ -159,7 +159,7 @@ class StreamWatch:
             wait_s = min(left_s, self._period_s)
             if not (await asyncio.wait([answer], timeout=wait_s))[0]:
                 paused_s = time.monotonic() - began_s - wait_s
-                heard_s = max(heard_s + paused_s, *(one.heard_s for one in self._waiting[replica]))
+                heard_s = max(heard_s + paused_s, self._heard_s[replica])
             elif not answer.cancelled() and answer.exception() is None:
                 return answer.result()
             else:

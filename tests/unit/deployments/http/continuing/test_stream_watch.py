@@ -48,6 +48,7 @@ async def test_pieces_pass(ask):
     assert await read(watch, 0, 0.02, 0) == ([0, 1, 2], None)
     assert not watch._tasks
     assert not watch._waiting
+    assert not watch._heard_s
 
 
 @pytest.mark.parametrize(("ask", "cause"), [(silent, FailureCause.SILENT), (dead, FailureCause.ENGINE_DIED)])
@@ -64,6 +65,14 @@ async def test_a_replica_that_goes_on_is_not_silent_whatever_it_answers():
     quick = read(watch, *[0.05] * 40)
     slow = read(watch, 0, 1.5)
     assert await asyncio.gather(quick, slow) == [(list(range(40)), None), ([0, 1], None)]
+
+
+async def test_a_replica_that_ends_answers_is_not_silent_though_none_of_these_waits_any_more():
+    watch = StreamWatch(silent, 0.01, 0.5)
+    slow = asyncio.create_task(read(watch, 0, 1.5))
+    while not slow.done():
+        assert await read(watch, 0.05) == ([0], None)
+    assert await slow == ([0, 1], None)
 
 
 async def test_who_comes_to_a_silent_replica_has_heard_nothing_of_it():
