@@ -6,23 +6,25 @@ import errno
 import os
 import secrets
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-_FIXED: Final = frozenset({errno.EBUSY, errno.EACCES, errno.EPERM})
-"""A file cannot be replaced that is mounted alone, or another user's in a directory such as `/tmp`."""
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+"""Where writing over a file would cost what is there, too. What else fails is the replacing: of a file that
+is mounted alone or another user's, or where a file system knows no renaming or no owners."""
 
 
 def write_whole(path: Path, text: str) -> None:
     """Put this text into a file; where there is no room for it, what was there stays.
 
-    What no other file can take the place of, as that of a device, is written over.
+    What no other file can take the place of, as that of a device or one without a name, is written over.
 
     Raises:
         OSError: when it cannot be written.
     """
     place = path.resolve()  # a link stays one
-    is_special = path.exists() and not path.is_file()
+    is_special = path.exists() and not (place.is_file() and place.samefile(path))
     if is_special or not os.access(place.parent, os.W_OK | os.X_OK):
         path.write_text(text, encoding="utf-8")
         return
@@ -36,9 +38,11 @@ def write_whole(path: Path, text: str) -> None:
             shutil.copymode(place, beside)
         beside.replace(place)
     except OSError as error:
-        if error.errno not in _FIXED:
+        if error.errno in _NO_ROOM:
             raise
-        beside.unlink(missing_ok=True)
-        place.write_text(text, encoding="utf-8")
+    else:
+        return
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+    place.write_text(text, encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import stat
 from pathlib import Path
 
@@ -66,14 +67,56 @@ def test_a_device_is_not_replaced():
     assert Path("/dev/full").is_char_device()
 
 
-def test_a_file_that_cannot_be_replaced_is_written_over(kept, monkeypatch):
-    def mounted(*_):
-        raise OSError(errno.EBUSY, "Device or resource busy")
+@pytest.mark.parametrize("is_another_named_so", [False, True])
+def test_a_file_without_a_name_is_written_itself(kept, is_another_named_so):
+    with kept.open() as file:
+        kept.unlink()
+        others = [kept.with_name(f"{kept.name} (deleted)")] if is_another_named_so else []
+        for other in others:
+            other.write_text("another's")
+        write_whole(Path(f"/dev/fd/{file.fileno()}"), LONG)
+        assert file.read() == LONG
+    assert {path: path.read_text() for path in kept.parent.iterdir()} == dict.fromkeys(others, "another's")
 
-    monkeypatch.setattr(Path, "replace", mounted)
+
+def fails(number):
+    def fail(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("owner", "call", "number"),
+    [
+        (Path, "replace", errno.EBUSY),
+        (Path, "replace", errno.ENOSYS),
+        (os, "chown", errno.EPERM),
+        (os, "chown", errno.ENOTSUP),
+        (shutil, "copymode", errno.ENOSYS),
+    ],
+)
+def test_a_file_that_cannot_be_replaced_is_written_over(kept, monkeypatch, owner, call, number):
+    monkeypatch.setattr(owner, call, fails(number))
     write_whole(kept, LONG)
     assert kept.read_text() == LONG
     assert [*kept.parent.iterdir()] == [kept]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_what_was_there_stays_where_the_room_ends_late(kept, monkeypatch, number):
+    monkeypatch.setattr(Path, "replace", fails(number))
+    with pytest.raises(OSError, match=os.strerror(number)):
+        write_whole(kept, LONG)
+    assert kept.read_text() == "before"
+    assert [*kept.parent.iterdir()] == [kept]
+
+
+def test_what_is_left_beside_a_file_costs_nobody_its_text(kept, monkeypatch):
+    for call in ("replace", "unlink"):
+        monkeypatch.setattr(Path, call, fails(errno.EPERM))
+    write_whole(kept, LONG)
+    assert kept.read_text() == LONG
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
