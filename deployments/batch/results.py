@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Final, Self
 
@@ -90,18 +91,25 @@ class ResultFiles:
             raise BatchError(f"{self.path}: another process writes its results there; wait for it") from None
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Write what the system still holds, and close them."""
-        os.fsync(self._answered)
-        os.close(self._answered)
-        if self._failed >= 0:
-            os.close(self._failed)
+    def __exit__(self, under_way: type[BaseException] | None, *_: object) -> None:
+        """Write what the system still holds, and close them.
+
+        Raises:
+            BatchError: when it cannot be written, unless another error is under way.
+        """
+        with nullcontext() if under_way is None else suppress(BatchError):
+            try:
+                if self._failed >= 0:
+                    _close(self._failed, self.failed_path)
+            finally:
+                _close(self._answered, self.path)
 
     def answered(self, requests: Mapping[str, BatchRequest]) -> set[str]:
         """Whose answers are there, by name. A line that a crash has cut is taken away.
 
         Raises:
-            BatchError: when a line is no result of one of these requests; nothing is changed then.
+            BatchError: when a line is no result of one of these requests; nothing is changed then. Also when
+                a file cannot be changed.
         """
         if not _begins_as_result(self.failed_path):
             raise BatchError(
@@ -118,8 +126,10 @@ class ResultFiles:
                     break
                 found.add(self._name(number, line, requests))
                 whole += len(line)
-        os.ftruncate(self._answered, whole)
-        self.failed_path.unlink(missing_ok=True)
+        with _writing(self.path):
+            os.ftruncate(self._answered, whole)
+        with _writing(self.failed_path):
+            self.failed_path.unlink(missing_ok=True)
         return found
 
     def _name(self, number: int, line: bytes, requests: Mapping[str, BatchRequest]) -> str:
@@ -187,9 +197,23 @@ def _opened(path: Path, flags: int) -> int:
 
 def _append(descriptor: int, path: Path, result: _Result) -> None:
     left = memoryview(msgspec.json.encode(result) + b"\n")
-    try:
+    with _writing(path):
         while left:
             left = left[os.write(descriptor, left) :]
+
+
+def _close(descriptor: int, path: Path) -> None:
+    with _writing(path):
+        try:
+            os.fsync(descriptor)  # over a network the first to hear that there is no room
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise BatchError(
             f"{path}: cannot be written ({error.strerror}); what is there is kept: give the command again"
