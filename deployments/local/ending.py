@@ -39,22 +39,23 @@ def end_process(code: int) -> NoReturn:
     """End this process; at once if a thread still waits for Ray, whose own end would abort it."""
     if any(thread.name == HANGING for thread in threading.enumerate()):
         end_at_once(code)
-    _flush(sys.stderr)
+    _flush()
     sys.exit(code)
 
 
 def end_at_once(code: int) -> NoReturn:
     """End this process from any thread, with all that has been printed and nothing that runs at its exit."""
-    for stream in (sys.stdout, sys.stderr):
-        _flush(stream)
+    _flush()
     os._exit(code)
 
 
-def _flush(stream: TextIO | None) -> None:
+def _flush() -> None:
     """Print what waits to be; where nobody takes it, as on a terminal that is closed, it changes no exit."""
-    if stream is None:  # closed when the process began
-        return
-    try:
-        stream.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    streams: list[TextIO | None] = [sys.stdout, sys.stderr]
+    for stream in streams:
+        if stream is None:  # closed when the process began
+            continue
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -31,22 +31,24 @@ def test_those_that_do_not_end_in_time_are_killed_and_counted():
 
 
 TERMINAL_IS_CLOSED = """
-import os, pty, sys
+import contextlib, os, pty, sys
 from deployments.local import ending
+way, name = sys.argv[1:]
+stream = getattr(sys, name)
 ours, its = pty.openpty()
-os.dup2(its, 2)
+os.dup2(its, stream.fileno())
 os.close(its)
 os.close(ours)
-try:
-    print("something", file=sys.stderr)
-except OSError:
-    getattr(ending, sys.argv[1])(3)
+with contextlib.suppress(OSError):
+    print("something", file=stream)
+getattr(ending, way)(3)
 """
 
 
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
 @pytest.mark.parametrize("way", ["end_process", "end_at_once"])
-def test_a_terminal_that_is_closed_changes_no_code(way):
+def test_a_terminal_that_is_closed_changes_no_code(way, name):
     """Python's own is 120 where what has been printed cannot be flushed."""
-    command = [sys.executable, "-c", TERMINAL_IS_CLOSED, way]
+    command = [sys.executable, "-c", TERMINAL_IS_CLOSED, way, name]
     buffered = os.environ | {"PYTHONUNBUFFERED": ""}
     assert subprocess.run(command, env=buffered, check=False, timeout=60).returncode == 3
