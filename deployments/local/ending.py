@@ -49,6 +49,13 @@ def end_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
+def end_within(seconds: float, code: int) -> None:
+    """End this process after so many seconds, whatever its threads still wait for."""
+    ending = threading.Timer(seconds, os._exit, (code,))
+    ending.daemon = True
+    ending.start()
+
+
 def _flush() -> None:
     """Print what waits to be; where nobody takes it, as on a terminal that is closed, it changes no exit."""
     streams: list[TextIO | None] = [sys.stdout, sys.stderr]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
-from deployments.local.ending import end_at_once
+from deployments.local.ending import end_at_once, end_within
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +24,8 @@ _GO_ON_S: Final = 45.0
 """Answers go on for so long without Ray's GCS; less than its own patience."""
 _BY_ITSELF_S: Final = 10.0
 """Within which the command begins to stop once it is asked to, unless it waits for Ray."""
+_SAY_S: Final = 5.0
+"""Within which somebody takes what is said last, unless nobody reads it."""
 
 
 def end_if_stuck(deployment: LocalDeployment, stop: threading.Event, console: Console) -> None:
@@ -39,14 +41,16 @@ def end_if_stuck(deployment: LocalDeployment, stop: threading.Event, console: Co
         if deployment.is_stopping:
             return
         time.sleep(_LOOK_S)
+    code = 0 if is_told else 2
     try:
         killed = deployment.kill()
+        end_within(_SAY_S, code)
         console.show_cursor()  # which a start hides as long as it is drawn
         if not is_told:
             console.print(Text(f"Ray has ended; its logs are in {deployment.logs}.", style="red"))
         say_stopped(console, killed)
     finally:  # also where nobody can be told
-        end_at_once(0 if is_told else 2)
+        end_at_once(code)
 
 
 def say_stopped(console: Console, killed: int) -> None:

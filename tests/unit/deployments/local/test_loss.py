@@ -1,8 +1,13 @@
 """When `slackserve serve` gives up a Ray that has ended, or that does not let it stop."""
 
 import errno
+import fcntl
 import io
 import math
+import mmap
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -58,6 +63,7 @@ def end(monkeypatch):
         raise EndedError(code)
 
     monkeypatch.setattr(loss, "end_at_once", end_at_once)
+    monkeypatch.setattr(loss, "end_within", lambda *_: None)
     monkeypatch.setattr(loss, "time", SimpleNamespace(monotonic=lambda: clock.now_s, sleep=sleep))
     return end_once
 
@@ -104,6 +110,31 @@ def test_where_nobody_can_be_told_all_is_killed_as_well(end):
     killed_s, code = end(raylet_s=100.0, console=Console(file=Closed()))
     assert killed_s <= 101.5
     assert code == 2
+
+
+NOBODY_READS = """
+import threading
+from types import SimpleNamespace
+from rich.console import Console
+from deployments.local import loss
+loss._SAY_S = 0.2
+lost = SimpleNamespace(is_lost=lambda: True, can_answer=lambda: False, is_stopping=False, logs="")
+lost.kill = lambda: 0
+given = lost, threading.Event(), (console := Console(stderr=True))
+threading.Thread(target=loss.end_if_stuck, args=given, daemon=True).start()
+console.print("something")
+"""
+
+
+def test_it_ends_also_where_nobody_reads_what_it_says():
+    ours, its = os.pipe()
+    try:
+        os.write(its, b"x" * fcntl.fcntl(its, fcntl.F_SETPIPE_SZ, mmap.PAGESIZE))  # it takes no more
+        ended = subprocess.run([sys.executable, "-c", NOBODY_READS], stderr=its, check=False, timeout=30)
+    finally:
+        os.close(ours)
+        os.close(its)
+    assert ended.returncode == 2
 
 
 def test_a_start_that_is_ended_while_it_is_drawn_leaves_the_terminal_its_cursor(end):
