@@ -30,21 +30,19 @@ from prefill_node.engine.stepping.step_choice import ChoiceRules, Resume, Start,
 from prefill_node.engine.stepping.stepper import StartOver, Stepper
 from prefill_node.engine.stepping.suspension import SuspendedStep
 from prefill_node.engine_setup import EngineSetup
+from prefill_node.release import Release
 from prefill_node.step_order import PreemptedOutput, StepOrder
 from slo.predict.prefill_time import PrefillPredictor, attention_pairs
 from slo.queue.arrival_forecast import Forecast
 from slo.queue.chunks import StopBound
 from slo.queue.order import QueueOrder
-from slo.request import JOB_XARG, PREDICTOR_XARG, STOP_BOUND_XARG
+from slo.request import BEGUN_XARG, JOB_XARG, PREDICTOR_XARG, STOP_BOUND_XARG
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
-
-RELEASE_PREFIX = "slackserve-release:"
-"""An abort of this prefix plus a job id releases the job, whether it still runs or waits to be pulled."""
 
 
 class _Left(NamedTuple):
@@ -147,15 +145,10 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
     ) -> list[Request]:
-        """Abort requests, and release jobs named with `RELEASE_PREFIX`."""
+        """Abort requests, and those of jobs that are released."""
         if request_ids is not None:
-            ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
-            request_ids = [request_id for request_id in ids if not request_id.startswith(RELEASE_PREFIX)]
-            for request_id in ids:
-                if request_id.startswith(RELEASE_PREFIX):
-                    engine_id = self._stepper.jobs.get(request_id.removeprefix(RELEASE_PREFIX))
-                    if engine_id is not None and not self._end_lease(engine_id):
-                        request_ids.append(engine_id)
+            names = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+            request_ids = [to_abort for name in names if (to_abort := self._abort_of(name)) is not None]
         ending = self.requests.keys() if request_ids is None else request_ids
         # The client, the replica and decode may all have named the same one.
         for request_id in dict.fromkeys(ending):
@@ -217,13 +210,21 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         if left.tokens > tokens:  # it is in the step behind this one, too
             self._left[request_id] = _Left(left.jobs, left.before_tokens + tokens, left.tokens - tokens)
 
-    def _end_lease(self, engine_id: str) -> bool:
-        """Whether the request was finished and waiting to be pulled; if so its lease ends now."""
+    def _abort_of(self, name: str) -> str | None:
+        """The request that an abort of this name ends; None for the release of a job that has none to end.
+
+        If it has one that waits to be pulled, the lease of that ends now.
+        """
+        if (release := Release.of(name)) is None:
+            return name
+        engine_id = self._stepper.jobs.get(release.job, "")
         request = self.requests.get(engine_id)
-        if request is None or not request.is_finished():
-            return False
-        self.connector.release(engine_id)
-        return True
+        if request is None or (argument(request, BEGUN_XARG) or 0) > release.begun:
+            return None
+        if request.is_finished():
+            self.connector.release(engine_id)
+            return None
+        return engine_id
 
     def _unfinished(self, request_id: str) -> Request | None:
         request = self.requests.get(request_id)

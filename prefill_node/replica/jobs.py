@@ -21,7 +21,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.tracing import extract_trace_headers
 
 from kv_transfer.places import Places
-from prefill_node.engine.scheduler import RELEASE_PREFIX
+from prefill_node.release import Release
 from prefill_node.replica.governing.governor import Governor
 from prefill_node.replica.governing.ledger import Accepted
 from prefill_node.replica.job_spans import JobSpans
@@ -32,6 +32,7 @@ from slo.model_digest import OTHER_MODEL, is_same_model
 from slo.queue.slack import NO_DEADLINE
 from slo.request import (
     ARRIVED_XARG,
+    BEGUN_XARG,
     CACHED_XARG,
     CONTEXT_HEADER,
     DEADLINE_XARG,
@@ -118,6 +119,7 @@ class JobTable:
         self._instruments = instruments
         self._released: OrderedDict[JobId, None] = OrderedDict()
         self._computing: dict[JobId, _Attempt] = {}
+        self._begun = 0  # of all jobs
         self._calls: Counter[JobId] = Counter()  # that are here for an attempt, with or without a place
         self._background = Background()
 
@@ -190,6 +192,7 @@ class JobTable:
     ) -> _Attempt:
         """Have the engine compute an attempt."""
         self._accept(context, job)
+        self._begun += 1
         params = self._params(sampled or nothing_but_kv(), context, job)
         work = asyncio.get_running_loop().create_task(self._compute(request, params, info))
         work.add_done_callback(lambda work: self._end(context, job.arrived_s, abandoned=work.cancelled()))
@@ -236,6 +239,7 @@ class JobTable:
             WEIGHT_XARG: weight_of(self._governor.weights, context.tier),
             TIER_XARG: context.tier,
             ARRIVED_XARG: job.arrived_s,
+            BEGUN_XARG: self._begun,
         }
         if job.deadline_s != NO_DEADLINE:
             xargs[DEADLINE_XARG] = job.deadline_s
@@ -342,7 +346,7 @@ class JobTable:
     async def _abandon(self, job_id: JobId) -> None:
         """Have the engine's scheduler drop the job: abort it, or free the blocks that wait to be pulled."""
         await self._engine._engine_client.engine_core.abort_requests_async(  # noqa: SLF001 - no public way in
-            [RELEASE_PREFIX + job_id]
+            [Release(job_id, self._begun).encode()]
         )
 
 

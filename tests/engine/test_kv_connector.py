@@ -15,7 +15,7 @@ from vllm.inputs import TokensPrompt
 from benchmarks.harness.offline_engine import async_engine
 from decode_node.carrying import PRESSURE_SCHEDULER
 from kv_transfer.connector import KVRole, kv_transfer_config
-from prefill_node.engine.scheduler import RELEASE_PREFIX
+from prefill_node.release import Release
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -83,7 +83,7 @@ def test_a_prefill_whose_token_ends_the_answer_keeps_no_blocks(models, monkeypat
         (first,) = running.llm.llm_engine.step()
         assert first.kv_transfer_params["do_remote_prefill"]
         assert running.scheduler.kv_cache_manager.usage > 0
-        running.core.abort_requests([RELEASE_PREFIX + "goes on"])
+        running.core.abort_requests([Release("goes on", 0).encode()])
         running.check_at_rest()
 
 

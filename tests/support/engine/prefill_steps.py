@@ -41,8 +41,11 @@ class PrefillSteps:
         self.restored = 0
         self._hasher = get_request_block_hasher(BLOCK, sha256)
 
-    def add(self, name, tokens, *, due_s=None, weight=1.0, tier="standard", chunk=None, stops=None):
-        """A request for these tokens, due in so many seconds; with `chunk` steps have so many tokens."""
+    def add(self, name, tokens, *, due_s=None, weight=1.0, tier="standard", chunk=None, extra=None):
+        """A request for these tokens, due in so many seconds; with `chunk` steps have so many tokens.
+
+        It brings these `extra` arguments along.
+        """
         now_s = self.clock.now_s
         given = {JOB_XARG: name, WEIGHT_XARG: weight, TIER_XARG: tier, ARRIVED_XARG: now_s}
         given[PREDICTOR_XARG] = LINE.encode()
@@ -51,6 +54,7 @@ class PrefillSteps:
         if chunk is not None:
             bound = StopBound(LINE.pass_s(chunk + 1, 0.0), (PassPart(1.0, 0.0),))
             given[STOP_BOUND_XARG] = bound.encode()
+        given |= extra or {}
         params = SamplingParams(max_tokens=1, ignore_eos=True, extra_args=given)
         self.scheduler.add_request(Request(name, tokens, params, None, block_hasher=self._hasher))
 

@@ -23,8 +23,8 @@ from decode_node.requests.remote_prefill import RemotePrefill
 from decode_node.requests.underway import Call, Underway
 from decode_node.spans import RequestSpans
 from kv_transfer.connector import KVRole, kv_transfer_config
-from prefill_node.engine.scheduler import RELEASE_PREFIX
 from prefill_node.engine_setup import EngineSetup
+from prefill_node.release import Release
 from sampling.carried import Prefilled
 from slo.replacement import ReplacementRules
 from slo.request import JOB_XARG, WEIGHT_XARG, JobId, ReplicaId, RequestContext
@@ -106,7 +106,7 @@ class Tiers:
     def release(self, context):
         self.released.append(context.attempt_id)
         core = self.prefill_engine.engine_core
-        release = core.abort_requests_async([RELEASE_PREFIX + context.attempt_id])
+        release = core.abort_requests_async([Release(context.attempt_id, 0).encode()])
         self._releasing.append(asyncio.get_running_loop().create_task(release))
 
     def count(self, metric, amount=1.0, **labels):

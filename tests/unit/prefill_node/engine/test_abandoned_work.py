@@ -10,8 +10,9 @@ from vllm.v1.request import RequestStatus
 
 from benchmarks.harness.tiny_models import build_tiny_llama
 from prefill_node.board.events import Dropped, Stopped
-from prefill_node.engine.scheduler import RELEASE_PREFIX, SlackScheduler
+from prefill_node.engine.scheduler import SlackScheduler
 from prefill_node.engine_setup import EngineSetup
+from prefill_node.release import Release
 from slo.predict.prefill_time import attention_pairs
 
 pytestmark = pytest.mark.slow
@@ -75,7 +76,7 @@ def test_so_was_the_chunk_that_ran_beside_those_before_it(engine):
 def test_it_counts_once_though_client_replica_and_decode_all_say_that_it_has_left(engine):
     engine.prompt("gone", 1000, chunk=CHUNK)
     engine.step()
-    engine.step(meanwhile=lambda: engine.leave("gone", *[f"{RELEASE_PREFIX}gone"] * 2))
+    engine.step(meanwhile=lambda: engine.leave("gone", *[Release("gone", 0).encode()] * 2))
     assert [tokens for _, _, tokens, _ in engine.abandoned()] == [CHUNK, CHUNK]
 
 

@@ -10,7 +10,7 @@ from ray.serve.llm.openai_api_models import ErrorResponse
 from read_blocks import ReadBlocks
 from vllm.v1.engine.input_processor import InputProcessor
 
-from prefill_node.engine.scheduler import RELEASE_PREFIX
+from prefill_node.release import RELEASE_PREFIX, Release
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.snapshot import load
 from prefill_node.replica.jobs import CLIENT_CLOSED_REQUEST
@@ -103,7 +103,7 @@ async def test_a_released_attempt_does_not_refuse_the_next_one_here(table, clien
     await table.release(JobId("job"))
     assert (await prefill(table)).error.code == CLIENT_CLOSED_REQUEST
     assert isinstance(await prefill(table, attempt=1), Prefilled)
-    assert client.aborted == [RELEASE_PREFIX + "job"]
+    assert client.aborted == [Release("job", 0).encode()]
 
 
 async def test_a_late_release_leaves_the_next_attempt_alone(table, client):
@@ -156,7 +156,7 @@ async def test_blocks_of_which_nobody_could_be_told_are_freed(table, client):
     await anext(breaks)
     await breaks.aclose()
     await asyncio.sleep(0.01)
-    assert client.aborted == [RELEASE_PREFIX + "job"]
+    assert client.aborted == [Release("job", 1).encode()]
     assert not table._computing
 
 

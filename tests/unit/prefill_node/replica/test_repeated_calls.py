@@ -5,9 +5,10 @@ import asyncio
 import pytest
 from job_table import TOKEN, called, prefill
 
-from prefill_node.engine.scheduler import RELEASE_PREFIX
+from prefill_node.release import Release
 from prefill_node.replica.jobs import CLIENT_CLOSED_REQUEST
 from sampling.carried import CacheUse, Prefilled
+from slo.request import BEGUN_XARG
 
 
 async def test_a_call_that_comes_twice_is_computed_once(table, client):
@@ -41,7 +42,9 @@ async def test_what_a_call_broke_off_is_computed_anew_once_the_engine_has_droppe
     await asyncio.sleep(after_s)
     again = asyncio.create_task(prefill(table))
     await asyncio.sleep(0.01)
-    assert (len(client.asked), client.aborted) == (2, [RELEASE_PREFIX + "job"])
+    assert (len(client.asked), client.aborted) == (2, [Release("job", 1).encode()])
+    begun = [params.extra_args[BEGUN_XARG] for _, _, params in client.asked]
+    assert begun == [1, 2], "the release does not mean the second, whenever the engine reads it"
     client.go.set()
     assert isinstance(await again, Prefilled)
     assert len(client.aborted) == 1
@@ -145,7 +148,7 @@ async def test_a_call_that_comes_again_while_the_engine_drops_the_first_is_repor
     client.go.set()
     assert isinstance(await again, Prefilled)
     await asyncio.gather(*others)
-    assert client.aborted == [RELEASE_PREFIX + "job"]
+    assert [Release.of(name).job for name in client.aborted] == ["job"]
     assert not table._computing
 
 
@@ -165,5 +168,5 @@ async def test_what_the_engine_is_dropping_is_not_dropped_again_with_the_next_ca
     dropped.set()
     client.go.set()
     assert isinstance(await again, Prefilled)
-    assert client.aborted == [RELEASE_PREFIX + "job"]
+    assert client.aborted == [Release("job", 1).encode()]
     assert not table._computing
