@@ -170,7 +170,8 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         job = argument(request, JOB_XARG) or ""
         self._stepper.job_left(job, request.request_id)
         self._hit_tokens.pop(request.request_id, None)
-        self._bulletin.forget(job)
+        if job not in self._stepper.jobs:
+            self._bulletin.forget(job)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """Take a request's KV blocks as vLLM does; what they held has been computed in vain."""

@@ -147,12 +147,16 @@ class Stepper:
         return job in self._arrived
 
     def job_left(self, job: str, request: str) -> None:
-        """A request has left the engine; its job is empty if it had none."""
+        """A request has left the engine; its job is empty if it had none.
+
+        Where the job has come again meanwhile, as the replica was called twice, it has not left with it.
+        """
         self.suspensions.ended(request)
         self._passes.pop(request, None)
-        self.jobs.pop(job, None)
-        self._due.pop(job, None)
-        self._queue.pop(JobId(job), None)
+        if self.jobs.get(job) == request:
+            del self.jobs[job]
+            self._due.pop(job, None)
+            self._queue.pop(JobId(job), None)
 
     def started_over(self, item: Queued) -> None:
         """A request has lost its KV blocks, and waits as if it had never started.

@@ -9,6 +9,7 @@ from real_schedulers import Clock, build
 from vllm.v1.request import RequestStatus
 
 from benchmarks.harness.tiny_models import build_tiny_llama
+from prefill_node.board.events import Served
 from prefill_node.engine.scheduler import SlackScheduler
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.release import RELEASE_PREFIX, Release
@@ -99,6 +100,29 @@ def test_what_waits_to_be_pulled_is_freed(engine, monkeypatch):
     assert released == [name]
     engine.step()
     assert engine.finished == [name, other]
+
+
+def test_a_job_that_was_begun_again_can_be_released_once_what_was_kept_of_it_is_freed(engine, monkeypatch):
+    kept = keep_what_finishes(engine, monkeypatch)
+    engine.begin("job")
+    engine.step()
+    again = engine.begin("job")
+    engine.scheduler._free_blocks(kept.pop())
+    engine.release("job")()
+    assert again not in engine.scheduler.requests
+
+
+def test_it_is_told_when_it_is_served_that_something_was_stopped_for(engine, monkeypatch):
+    kept, said = keep_what_finishes(engine, monkeypatch), []
+    bulletin = engine.scheduler._bulletin
+    monkeypatch.setattr(bulletin, "notice", said.append)
+    engine.begin("job")
+    engine.step()
+    engine.begin("job")
+    bulletin.preempted("job", stopped_s=1.0)
+    engine.scheduler._free_blocks(kept.pop())
+    engine.step()
+    assert [notice.job for notice in said if isinstance(notice, Served)] == ["job"]
 
 
 def keep_what_finishes(engine, monkeypatch):

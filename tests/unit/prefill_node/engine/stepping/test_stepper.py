@@ -273,6 +273,22 @@ def test_jobs_are_known_until_they_leave_and_remembered_longer(stepper):
     assert stepper.next_step([], [], PLENTY, 0.0) == Wait()
 
 
+def test_a_job_that_has_come_again_stays_when_its_first_request_leaves():
+    """The first was answered, in vain, and its blocks waited to be pulled."""
+    targets = ClassTargets({PREMIUM: 0.9})
+    stepper = Stepper(ChoiceRules(QueueOrder.FEASIBLE_SET, LINE, 1, targets=targets), Limits())
+    for request in ("engine-first", "engine-a"):
+        stepper.job_arrived("a", request, prefill("a", due_s=5.0), 0.0)
+    stepper.next_step([queued("a")], [], PLENTY, 0.0)
+    stepper.job_left("a", "engine-first")
+    assert stepper.jobs == {"a": "engine-a"}
+    assert [item.request for item in stepper.view([]).queue] == ["engine-a"]
+    stepper.job_done("a", 4.0)
+    assert stepper.view([]).targets.counts[PREMIUM].ended == pytest.approx(1.0, abs=0.05)
+    stepper.job_left("a", "engine-a")
+    assert not stepper.jobs
+
+
 def test_all_that_the_last_two_steps_completed_are_told(stepper):
     """Their answers may not have been handled yet."""
     many, more = [f"a-{n}" for n in range(300)], [f"b-{n}" for n in range(200)]
