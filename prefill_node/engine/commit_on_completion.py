@@ -5,8 +5,10 @@ Owns when a block's hash is registered, and what is asked of the pool's blocks b
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +77,38 @@ class CommitOnCompletion(KVCacheManager):  # type: ignore[misc] # vLLM ships no 
                         freed += lost[block.block_id] == block.ref_cnt
             yield freed
 
-    def _missing(self, request: Request, hits: Sequence[Sequence[KVCacheBlock]], cached: int) -> int:
-        tokens = request.num_tokens
+    def tokens_with_room(self, started: Iterable[Request], tokens: int) -> int:
+        """How many of so many tokens a step can take of these, one after the other; at least one.
+
+        Of a window that has moved on nothing is missing, which holds for chunks as long as the last one. For
+        a longer one vLLM may find no room, and take all that the request holds.
+        """
+        taken_blocks, left = 0, tokens
+        for request in started:
+            behind = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
+            self.coordinator.remove_skipped_blocks(
+                request.request_id, behind, num_prompt_tokens=request.num_prompt_tokens
+            )
+            needs = partial(self._missing, request, self.empty_kv_cache_blocks.blocks, 0)
+            asked = min(left, request.num_tokens - request.num_computed_tokens)
+            free_blocks = self.block_pool.get_num_free_blocks() - taken_blocks
+            new = bisect_right(range(1, asked + 1), free_blocks, key=needs)
+            left -= new
+            if new < asked:
+                return max(1, tokens - left)
+            taken_blocks += needs(new)
+        return tokens
+
+    def _missing(
+        self,
+        request: Request,
+        hits: Sequence[Sequence[KVCacheBlock]],
+        cached: int,
+        next_tokens: int | None = None,
+    ) -> int:
+        """Blocks for a whole prompt, or for so many of its next tokens alone."""
+        is_whole = next_tokens is None
+        tokens = request.num_tokens if is_whole else request.num_computed_tokens + next_tokens
         return int(
             self.coordinator.get_num_blocks_to_allocate(
                 request.request_id,
@@ -86,7 +118,7 @@ class CommitOnCompletion(KVCacheManager):  # type: ignore[misc] # vLLM ships no 
                 total_computed_tokens=request.num_computed_tokens + cached,
                 num_local_computed_tokens=cached,
                 num_tokens_main_model=tokens,
-                apply_admission_cap=True,
+                apply_admission_cap=is_whole,
             )
         )
 

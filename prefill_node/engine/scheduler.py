@@ -274,7 +274,8 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         self.waiting.extend(waiting.pop(request_id) for request_id in shown if request_id in waiting)
         slots, budget = self.max_num_running_reqs, self.max_num_scheduled_tokens
         if self.scheduler_config.enable_chunked_prefill:  # else vLLM passes over a prompt that is longer
-            self.max_num_scheduled_tokens = int(min(budget, most_tokens))
+            most_tokens = int(min(budget, most_tokens))
+            self.max_num_scheduled_tokens = self.kv_cache_manager.tokens_with_room(self.running, most_tokens)
         if self._holds_slots:
             self.max_num_running_reqs = slots - len(running)
         try:

@@ -142,6 +142,51 @@ def test_of_a_window_what_has_left_it_frees_nothing():
     assert list(kv.freed_blocks_of([[request]])) == [held]
 
 
+def between_chunks(kv, name, tokens, last):
+    """A prompt of 640 tokens that has computed so many, the last ones in a chunk of their own."""
+    request = prefilled(kv, prompt(40 * BLOCK, name), tokens - last)
+    return prefilled(kv, request, tokens)
+
+
+def leave_free(kv, blocks):
+    """The others are taken."""
+    kv.block_pool.get_new_blocks(kv.block_pool.get_num_free_blocks() - blocks)
+
+
+def test_a_chunk_that_is_longer_than_the_last_is_cut_to_what_there_is_room_for_in_its_windows():
+    """VLLM would take what the request holds, and compute all of it again."""
+    kv = manager(FULL, SLIDING)
+    request = between_chunks(kv, "r", 33 * BLOCK, last=BLOCK)
+    assert kv.tokens_with_room([request], 7 * BLOCK) == 7 * BLOCK
+    _, missing = kv.blocks_of(request)
+    assert missing == 7, "its window has moved on"
+    leave_free(kv, missing)
+    room = kv.tokens_with_room([request], 7 * BLOCK)
+    assert 3 * BLOCK <= room < 7 * BLOCK
+    assert kv.allocate_slots(request, room + 1) is None
+    assert kv.allocate_slots(request, room) is not None
+
+
+def test_of_several_that_have_started_the_first_get_all_that_they_ask_for():
+    kv = manager(FULL, SLIDING)
+    first, second = (between_chunks(kv, name, 25 * BLOCK, last=BLOCK) for name in ("first", "second"))
+    leave_free(kv, 30)
+    assert kv.tokens_with_room([first, second], 8 * BLOCK) == 8 * BLOCK, "the first takes it all"
+    room = kv.tokens_with_room([first, second], 30 * BLOCK)
+    assert 15 * BLOCK <= room < 30 * BLOCK
+    assert kv.allocate_slots(first, 15 * BLOCK) is not None
+    assert kv.allocate_slots(second, room - 15 * BLOCK + 1) is None
+
+
+def test_who_finds_no_room_at_all_is_left_to_vllm():
+    kv = manager(FULL, SLIDING)
+    request = between_chunks(kv, "r", 33 * BLOCK, last=BLOCK)
+    leave_free(kv, 0)
+    assert kv.allocate_slots(request, BLOCK) is None
+    leave_free(kv, 0)
+    assert kv.tokens_with_room([request], BLOCK) == 1
+
+
 def test_memory_is_not_taken_from_one_that_shares_it_with_what_has_ended():
     """The work of that one would be lost, and vLLM refuse the other all the same."""
     kv = manager(FULL, caches=True)

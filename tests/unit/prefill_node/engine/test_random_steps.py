@@ -4,7 +4,7 @@ import random
 
 import pytest
 from prefill_steps import BOUNDARIES, PrefillSteps
-from real_schedulers import Clock, build
+from real_schedulers import BLOCK, Clock, build
 from vllm.v1.request import RequestStatus
 
 from benchmarks.harness.tiny_models import build_tiny_llama
@@ -79,6 +79,27 @@ def test_nobody_joins_whom_a_step_cannot_take_whole(stepped, runner):
     engine.add("first", tokens(rng, 100), due_s=60)
     engine.add("second", tokens(rng, 150), due_s=61)
     assert engine.step().num_scheduled_tokens == {"first": 100, "second": 150}
+    engine.finish()
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_prompt_whose_window_lacks_room_for_a_longer_chunk_loses_nothing(stepped, runner):
+    """What it lacks for its last tokens in all is free, but not what it lacks of its window at once."""
+    engine, rng = stepped(runner, 64, window=WINDOW, budget=512), random.Random(1)
+    engine.add("long", tokens(rng, 8 * CHUNK), due_s=60, chunk=CHUNK)
+    memory = engine.scheduler.kv_cache_manager
+    for _ in range(6):
+        engine.step()
+    request = engine.scheduler.requests["long"]
+    _, missing = memory.blocks_of(request)
+    pool = memory.block_pool
+    taken = pool.get_new_blocks(pool.get_num_free_blocks() - missing)
+    engine.add("next", tokens(rng, 1000), due_s=61, chunk=4 * CHUNK)
+    assert (request.num_computed_tokens, missing) == (6 * CHUNK, 2 * CHUNK // BLOCK)
+    output = engine.step()
+    assert request.num_preemptions == 0
+    assert CHUNK < output.num_scheduled_tokens["long"] < 2 * CHUNK
+    pool.free_blocks(taken)
     engine.finish()
 
 
