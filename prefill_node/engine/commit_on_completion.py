@@ -92,11 +92,10 @@ class CommitOnCompletion(KVCacheManager):  # type: ignore[misc] # vLLM ships no 
             needs = partial(self._missing, request, self.empty_kv_cache_blocks.blocks, 0)
             asked = min(left, request.num_tokens - request.num_computed_tokens)
             free_blocks = self.block_pool.get_num_free_blocks() - taken_blocks
-            new = bisect_right(range(1, asked + 1), free_blocks, key=needs)
-            left -= new
-            if new < asked:
-                return max(1, tokens - left)
-            taken_blocks += needs(new)
+            if needs(asked) > free_blocks:
+                return max(1, tokens - left + bisect_right(range(1, asked), free_blocks, key=needs))
+            left -= asked
+            taken_blocks += needs(asked)
         return tokens
 
     def _missing(
