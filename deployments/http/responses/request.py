@@ -7,7 +7,7 @@ hold is decided where every chat's is (`deployments.http.body.reading`), after t
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final, get_args
 
 from openai.types.responses import (
@@ -25,6 +25,7 @@ from vllm.entrypoints.openai.responses.utils import (
     construct_tool_dicts,
     should_continue_final_message,
 )
+from vllm.tool_parsers.utils import build_responses_tool_call_name_map
 
 from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
@@ -252,8 +253,17 @@ def _tools(asked: ResponsesRequest) -> dict[str, Any]:
     if not tools:  # that a call is demanded without any, vLLM refuses
         return {}
     if isinstance(choice, ToolChoiceFunction):
-        return {"tools": tools, "tool_choice": {"type": "function", "function": {"name": choice.name}}}
+        name = _name_in_chat(choice.name, asked, [tool["function"]["name"] for tool in tools])
+        return {"tools": tools, "tool_choice": {"type": "function", "function": {"name": name}}}
     return {"tools": tools, "tool_choice": choice}
+
+
+def _name_in_chat(name: str, asked: ResponsesRequest, names: Collection[str]) -> str:
+    """What of `names` the chat calls a function, which may be named as inside its namespace; else `name`."""
+    if name in names:
+        return name
+    calls = build_responses_tool_call_name_map(asked.tools)
+    return next((whole for whole, call in calls.items() if call.name == name), name)
 
 
 def _functions(asked: ResponsesRequest) -> Iterator[tuple[str, Any]]:

@@ -152,6 +152,21 @@ def test_a_named_tool_is_named():
     assert chat.tool_choice.function.name == "weather"
 
 
+@pytest.mark.parametrize(
+    ("tools", "name", "chosen"),
+    [
+        ([in_namespace(TOOL)], "mcp__weather", "mcp__weather"),
+        ([in_namespace(TOOL)], "weather", "mcp__weather"),
+        ([in_namespace({**TOOL, "name": "weather__now"})], "weather__now", "mcp__weather__now"),
+        ([in_namespace(TOOL), {**in_namespace(TOOL), "name": "other"}], "weather", "mcp__weather"),
+        ([in_namespace(TOOL), TOOL], "weather", "weather"),
+    ],
+)
+def test_a_tool_in_a_namespace_is_named_with_it_or_without(tools, name, chosen):
+    chat = chat_of(tools=tools, tool_choice={"type": "function", "name": name})
+    assert chat.tool_choice.function.name == chosen
+
+
 AS_CODEX_SENDS_IT = {
     "model": "m",
     "instructions": "You are a coding agent.",
