@@ -128,7 +128,7 @@ def _spread(config: SlackServeConfig) -> dict[str, Any]:
 def _told(model: FoundModel) -> ModelConfig:
     """What the ingress is told of a model."""
     shows_usage = bool(model.config.decode.engine_kwargs.get("enable_force_include_usage"))
-    return ModelConfig(model.name, model.longest, model.sampled_with, shows_usage)
+    return ModelConfig(model.name, model.longest, model.max_output_tokens, model.sampled_with, shows_usage)
 
 
 def _check_names(models: Sequence[FoundModel]) -> None:

@@ -169,7 +169,7 @@ def engine_kwargs(
         kwargs["gpu_memory_utilization"] = round(_GPU_MEMORY * pool.gpus_per_worker, 3)
     of_tier = _decode_kwargs if role is KVRole.DECODE else _prefill_kwargs
     kwargs |= of_tier(config, longest, pool)
-    kwargs |= _of_both(config, _OF_SAMPLING + _OF_THE_MODEL) | pool.engine_kwargs | _generation(config)
+    kwargs |= pool.engine_kwargs | of_sampling(config)
     if role is KVRole.DECODE:
         kwargs["structured_outputs_config"] = _grammars(pool)
         if config.pressure.enabled:
@@ -259,6 +259,11 @@ def alike_in_both(config: SlackServeConfig) -> dict[str, Any]:
     alike = _of_both(config, _OF_SAMPLING + _OF_THE_MODEL)
     is_made_up = config.prefill.engine_kwargs.get("load_format") == _MADE_UP
     return {**alike, "load_format": _MADE_UP} if is_made_up else alike
+
+
+def of_sampling(config: SlackServeConfig) -> dict[str, Any]:
+    """What both tiers have of arguments that shape the model and how it samples."""
+    return _of_both(config, _OF_SAMPLING + _OF_THE_MODEL) | _generation(config)
 
 
 def _of_both(config: SlackServeConfig, keys: tuple[str, ...]) -> dict[str, Any]:

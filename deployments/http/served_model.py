@@ -37,13 +37,15 @@ class ModelConfig:
     Attributes:
         name: Of its replicas; requests may name it, or one of its adapters.
         max_model_len: Longest prompt plus output, tokens; None where only its replicas know it.
-        sampled_with: The temperature and `top_p` of answers whose requests do not say them, where the model
-            does.
+        max_output_tokens: The most that any answer has; None for what the model takes.
+        sampled_with: The `temperature`, `top_p` and `max_tokens` of answers whose requests do not say them,
+            where the model does.
         shows_usage: Whether all its streams say their usage in each event, whoever asks.
     """
 
     name: str
     max_model_len: int | None
+    max_output_tokens: int | None
     sampled_with: Mapping[str, float]
     shows_usage: bool
 

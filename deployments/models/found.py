@@ -6,11 +6,11 @@ from typing import Any, Self
 from deployments.calibrate.profile import profile_of
 from deployments.config import ConfigError
 from deployments.config.settings import SlackServeConfig
-from deployments.engine_kwargs import alike_in_both, check_engine_kwargs, of_the_model
+from deployments.engine_kwargs import check_engine_kwargs, of_sampling, of_the_model
 from deployments.models.adapters import adapter_kwargs
 from deployments.models.fit import check_fits
 from deployments.models.store import ModelStore, ResolvedModel
-from deployments.models.text_model import lengths, sampled_with, text_model
+from deployments.models.text_model import lengths, max_output_tokens, sampled_with, text_model
 from deployments.ray_names import check_ray_names
 from slo.files.profile import Profile
 from slo.predict.measured_on import Subject
@@ -77,8 +77,13 @@ class FoundModel:
 
     @property
     def sampled_with(self) -> dict[str, float]:
-        """What it says of the temperature and `top_p` of answers whose requests do not."""
-        return sampled_with(self.resolved.source, alike_in_both(self.config))
+        """What it says of the `temperature`, `top_p` and `max_tokens` of answers whose requests do not."""
+        return sampled_with(self.resolved.source, of_sampling(self.config))
+
+    @property
+    def max_output_tokens(self) -> int | None:
+        """The most tokens of an answer, whatever its request names; None for what it takes."""
+        return max_output_tokens(self.resolved.source, of_sampling(self.config))
 
 
 def _subject(config: SlackServeConfig, model: ResolvedModel) -> Subject:

@@ -1,6 +1,6 @@
 """What a model's own configuration says of it, as vLLM will read it.
 
-Owns how long prompt and answer may be by it, and what answers are sampled with. Of models that are not here
+Owns how long prompt and answer may be by it, and how answers are sampled. Of models that are not here
 yet, and of what vLLM knows and their files do not say, it says nothing.
 """
 
@@ -30,7 +30,8 @@ _OTHER_LENGTHS = ("n_positions", "max_seq_len", "seq_length", "max_target_positi
 _GENERATION_CONFIG = "generation_config.json"
 _OF_THE_MODEL, _NONE = "auto", "vllm"
 """What `generation_config` may be, vLLM's argument, beside a directory: its default, and no file."""
-_SAMPLED_WITH = ("temperature", "top_p")
+_SAMPLED_WITH = {"temperature": "temperature", "top_p": "top_p", "max_new_tokens": "max_tokens"}
+"""What is told of how answers are sampled, and what vLLM calls it."""
 
 _ENDLESS = 1e100
 """No number that is meant is as large."""
@@ -142,7 +143,7 @@ def text_model(source: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sampled_with(source: str, given: Mapping[str, Any]) -> dict[str, float]:
-    """What of an answer's temperature and `top_p` a model itself says, for requests that do not.
+    """What of an answer's `temperature`, `top_p` and `max_tokens` a model says, for requests that do not.
 
     Args:
         source: Its directory or hub id.
@@ -154,7 +155,22 @@ def sampled_with(source: str, given: Mapping[str, Any]) -> dict[str, float]:
     path = Path(where) / _GENERATION_CONFIG
     values = _json(path) if where != _NONE and path.is_file() else {}
     values |= given.get("override_generation_config") or {}
-    return {name: values[name] for name in _SAMPLED_WITH if values.get(name) is not None}
+    return {its: values[name] for name, its in _SAMPLED_WITH.items() if values.get(name) is not None}
+
+
+def max_output_tokens(source: str, given: Mapping[str, Any]) -> int | None:
+    """The most tokens of an answer, whatever its request names; None for what the model takes.
+
+    What its own files say holds only for requests that name none; what an operator gives in their place, for
+    all, as in vLLM's server.
+
+    Args:
+        source: As of `sampled_with`.
+        given: Likewise.
+    """
+    where = given.get("generation_config", _OF_THE_MODEL)
+    instead = {**given, "generation_config": _NONE if where == _OF_THE_MODEL else where}
+    return cast("int | None", sampled_with(source, instead).get("max_tokens"))
 
 
 def _is_mistrals(directory: Path, config_format: str) -> bool:

@@ -51,7 +51,7 @@ class ResponseWording:
         max_model_len: Tokens that the model takes, prompt and answer together; None where only its replicas
             know it.
         max_output_tokens: The most that any answer has; None for what the model takes.
-        sampled_with: What the model says of the temperature and `top_p` of answers.
+        sampled_with: What the model says of the `temperature`, `top_p` and `max_tokens` of answers.
     """
 
     path = "/v1/responses"
@@ -121,7 +121,10 @@ class ResponseWording:
         room = self._max_model_len
         if usage is not None and room is not None:
             room -= usage["prompt_tokens"]
-        limits = asked.max_output_tokens, self._max_output_tokens, room
+        named = asked.max_output_tokens
+        if named is None:
+            named = self._sampled_with.get("max_tokens")
+        limits = named, self._max_output_tokens, room
         bounds = [bound for bound in limits if bound is not None]
         if usage is not None:
             # A call that was cut is a call to a chat.
@@ -131,7 +134,7 @@ class ResponseWording:
         sampled = SamplingParams(
             temperature=self._of_model("temperature") if asked.temperature is None else asked.temperature,
             top_p=self._of_model("top_p") if asked.top_p is None else asked.top_p,
-            max_tokens=max(1, min(bounds, default=UNKNOWN_LENGTH)),
+            max_tokens=max(1, int(min(bounds, default=UNKNOWN_LENGTH))),
             presence_penalty=asked.presence_penalty or 0.0,
             frequency_penalty=asked.frequency_penalty or 0.0,
             logprobs=asked.top_logprobs if asked.is_include_output_logprobs() else None,

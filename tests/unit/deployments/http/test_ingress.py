@@ -18,7 +18,8 @@ from deployments.http.served_model import ModelConfig
 from slo.admission.tenants import ANONYMOUS
 from slo.tiers import DEFAULT_TIERS
 
-SERVED = SimpleNamespace(config=ModelConfig("m", 100, {"temperature": 0.6, "top_p": 0.9}, shows_usage=False))
+SAMPLED_WITH = {"temperature": 0.6, "top_p": 0.9, "max_tokens": 50}
+SERVED = SimpleNamespace(config=ModelConfig("m", 100, 60, SAMPLED_WITH, shows_usage=False))
 
 CHOICE = {"index": 0, "message": {"role": "assistant", "content": "Once"}, "finish_reason": "stop"}
 ANSWER = {"model": "m", "choices": [CHOICE], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
@@ -144,10 +145,13 @@ async def test_a_response_tells_what_it_was_sampled_with(asked, told):
     assert (response["temperature"], response["top_p"]) == told
 
 
-async def test_a_response_is_told_the_most_that_any_answer_has():
-    ingress = Ingress(max_output_tokens=7)
-    await ingress.responses(posted({"input": "hi"}))
-    assert ingress.wording.response("m", [], None, None).max_output_tokens == 7
+@pytest.mark.parametrize(
+    ("asked", "told"), [({}, 50), ({"max_output_tokens": 55}, 55), ({"max_output_tokens": 70}, 60)], ids=str
+)
+async def test_a_response_is_told_the_most_that_its_answer_has(asked, told):
+    ingress = Ingress()
+    await ingress.responses(posted({"input": "hi", **asked}))
+    assert ingress.wording.response("m", [], None, None).max_output_tokens == told
 
 
 @pytest.mark.parametrize(

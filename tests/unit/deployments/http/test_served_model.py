@@ -49,7 +49,11 @@ def find(cluster, monkeypatch):
     monkeypatch.setattr(served_model, "TierCalls", lambda _: SimpleNamespace(ask=None))
     ways = WaysConfig(1.0, monitor=MonitorOptions({"tiny": MonitorSettings()}))
     ServedModel.started(
-        ModelConfig("tiny", None, {}, shows_usage=False), ways, SimpleNamespace(), SimpleNamespace(), None
+        ModelConfig("tiny", None, None, {}, shows_usage=False),
+        ways,
+        SimpleNamespace(),
+        SimpleNamespace(),
+        None,
     )
     return finds[0]
 

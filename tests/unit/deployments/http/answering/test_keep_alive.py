@@ -20,6 +20,7 @@ from deployments.http import errors as http_errors
 from deployments.http import routes
 from deployments.http.answering.keep_alive import COMMENT, kept_alive
 from deployments.http.body.reading_turns import ReadingTurns
+from deployments.http.served_model import ModelConfig
 from slo.admission.tenants import KeyRing
 from slo.errors import TOO_MANY_GRAMMARS
 from slo.outcomes import Outcome
@@ -57,7 +58,7 @@ class Ingress(InferenceIngress):
     def _named_by(self, body):
         body.model = "tiny"
         return SimpleNamespace(
-            config=SimpleNamespace(max_model_len=100, sampled_with={}, shows_usage=False),
+            config=ModelConfig("tiny", 100, None, {}, shows_usage=False),
             placement=SimpleNamespace(place=self._place, job_ended=lambda _: None),
             decode=SimpleNamespace(answer=self._answer),
             tell=self.ended.append,

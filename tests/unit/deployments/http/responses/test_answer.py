@@ -171,6 +171,14 @@ def test_a_call_that_the_servers_own_limit_has_cut(model_takes, at_most, status,
     assert response.status == status
 
 
+@pytest.mark.parametrize(("named", "told", "status"), [(None, 4, "incomplete"), (9, 9, "completed")])
+def test_a_call_that_the_models_own_limit_for_requests_without_one_has_cut(named, told, status):
+    asked = ResponsesRequest(input="hi", model="m", tools=[TOOL], max_output_tokens=named)
+    said = ResponseWording(asked, "resp_1", None, None, {"max_tokens": 4})
+    response = Response.model_validate(said.whole(whole_chat({"tool_calls": [CUT_CALL]}, "tool_calls")))
+    assert (response.max_output_tokens, response.status) == (told, status)
+
+
 def test_a_prompt_that_is_longer_than_the_model_is_known_to_take():
     message = {"role": "assistant", "content": "Once"}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
