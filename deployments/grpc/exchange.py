@@ -241,7 +241,12 @@ def refuse(context: RayServegRPCContext, error: Mapping[str, Any], status: int |
         code = _STATUS.get(status, grpc.StatusCode.INTERNAL)
     context.set_code(code)
     context.set_details(error["message"].encode()[:_DETAILS_BYTES].decode(errors="ignore"))
-    known = [("error-code", error["code"]), ("error-type", error["type"]), ("error-param", error["param"])]
+    known = [
+        ("error-code", error["code"]),
+        ("error-type", error["type"]),
+        ("error-param", error["param"]),
+        ("error-trace-id", error.get("trace_id")),
+    ]
     told = [(name, value) for name, value in context.trailing_metadata() if name != SERVES_ID]
     named = [(name, value) for name, value in known if value is not None and _is_header(value)]
     context.set_trailing_metadata([*told, *named])

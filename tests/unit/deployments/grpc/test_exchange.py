@@ -202,6 +202,13 @@ def test_status_and_trailers(status, code):
     ]
 
 
+def test_an_error_of_a_request_that_is_traced_tells_the_trace():
+    context = Context()
+    error = {"message": "why", "type": "t", "code": "c", "param": None, "trace_id": "4bf9"}
+    refuse(context, error, 503)
+    assert ("error-trace-id", "4bf9") in context.trailers
+
+
 def test_a_message_is_as_long_as_trailers_may_be():
     context = Context()
     refuse(context, {"message": "ab" + "é" * 20_000, "type": "t", "code": "c", "param": None}, 404)

@@ -229,6 +229,13 @@ def test_nothing_of_an_answer_is_lost(kind):
     assert answer["usage"]["extra"] == {"prompt_tokens_details": {"cached_tokens": 1}}
 
 
+def test_nothing_of_a_models_card_is_lost():
+    said = {"root": "tiny", "parent": "tiny", "max_model_len": 2048}
+    card = {"id": "sql", "object": "model", "created": 1_800_000_000, "owned_by": "slackserve", **said}
+    (model,) = parsed({"object": "list", "data": [card]}, pb.ListModelsResponse()).data
+    assert (model.id, MessageToDict(model)["extra"]) == ("sql", said)
+
+
 def test_nothing_of_a_chunk_is_lost():
     delta = {"role": "assistant", "annotations": ["a"]}
     chunk = {"id": "x", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta}]}
