@@ -215,7 +215,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         objective = resolve(state.headers, asks.service_tier(body), self._tiers, state.tenant.highest_tier)
         state.tier = objective.tier
         refuse_too_long(body, served.config.max_model_len)
-        if "request_id" in body.model_fields_set:  # as in vLLM, whose clients send no header
+        if "request_id" in body.model_fields_set:  # before the header, as in Ray Serve LLM
             _name(state, usable_id(body.request_id, "request_id"))
         body.request_id = state.request_id
         most_tokens = asks.output_tokens(body, self._limits, served.config.max_model_len)
