@@ -31,6 +31,7 @@ from deployments.http.answering.answer import generate, respond
 from deployments.http.answering.conversion import Conversions, said_whole
 from deployments.http.answering.wording import Wording
 from deployments.http.body import asks, reading
+from deployments.http.body.allowed import refuse_priority
 from deployments.http.body.prompt_size import refuse_too_long
 from deployments.http.body.reading_turns import ReadingTurns
 from deployments.http.gatekeeper import usable_id
@@ -214,6 +215,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         state.model = body.model
         objective = resolve(state.headers, asks.service_tier(body), self._tiers, state.tenant.highest_tier)
         state.tier = objective.tier
+        refuse_priority(state.headers)
         refuse_too_long(body, served.config.max_model_len)
         if "request_id" in body.model_fields_set:  # before the header, as in Ray Serve LLM
             _name(state, usable_id(body.request_id, "request_id"))

@@ -1,13 +1,13 @@
 """Which fields of a request body are served: a list of what is allowed, so that whatever is new is refused.
 
 The names are those of vLLM's request models, version by version; a test compares them with the installed
-vLLM and fails when upstream adds one.
+vLLM and fails when upstream adds one. A header that vLLM takes for a field that is refused is refused, too.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from slo.errors import FieldError
@@ -173,12 +173,15 @@ MESSAGES_HINTS: Final = frozenset(
     {"cache_control", "context_management", "metadata", "output_config", "service_tier", "thinking"}
 )
 """Fields of Anthropic's that vLLM's models lack, in whole or in part; they change nothing, as in vLLM."""
+_PRIORITY: Final = "priority"
+_PRIORITY_HEADER: Final = "x-vllm-priority"
+"""In vLLM's server it goes before the field."""
 _OURS: Final = "is set by the server itself"
 _STATELESS: Final = "needs what a server keeps between requests, and this one keeps nothing"
 REFUSED: Final[Mapping[str, tuple[str, str]]] = {
     "kv_transfer_params": (_OURS, "leave it out"),
     "ec_transfer_params": (_OURS, "leave it out"),
-    "priority": ("is not used here", "set x-slo-tier or service_tier instead"),
+    _PRIORITY: ("is not used here", "set x-slo-tier or service_tier instead"),
     "chat_template": ("is a program for the server to run", "use chat_template_kwargs with the model's own"),
     "prompt_embeds": ("is not served", "send text or token ids"),
     "media_io_kwargs": ("says how the server reads media", "leave it out"),
@@ -299,6 +302,17 @@ def fields_of(model: Collection[str]) -> Fields:
     return Fields(TOKENIZE if "prompt" in model else DETOKENIZE, REFUSED)
 
 
+def refuse_priority(headers: Iterable[tuple[str, str]]) -> None:
+    """Refuse the header in which vLLM takes a priority, as the field is refused.
+
+    Raises:
+        FieldError: when it asks for one.
+    """
+    for name, value in headers:
+        if name == _PRIORITY_HEADER and value.strip() != "0":
+            raise FieldError(name, *REFUSED[_PRIORITY])
+
+
 def served_fields(values: Mapping[str, Any], fields: Fields, *, ignores: bool) -> dict[str, Any]:
     """What of a body is served.
 
@@ -316,7 +330,7 @@ def served_fields(values: Mapping[str, Any], fields: Fields, *, ignores: bool) -
         if name in fields.allowed:
             continue
         if name in fields.refused:
-            if value is not None and value is not False and (name != "priority" or value != 0):
+            if value is not None and value is not False and (name != _PRIORITY or value != 0):
                 raise FieldError(name, *fields.refused[name])
             continue
         if len(left_out) >= _MOST_IGNORED or not _may_be_left_out(

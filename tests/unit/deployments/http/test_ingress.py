@@ -16,6 +16,7 @@ from deployments.http.ingress import SlackServeIngress
 from deployments.http.placing.prefix_hashes import NO_PREFIX
 from deployments.http.served_model import ModelConfig
 from slo.admission.tenants import ANONYMOUS
+from slo.errors import FieldError
 from slo.tiers import DEFAULT_TIERS
 
 SAMPLED_WITH = {"temperature": 0.6, "top_p": 0.9, "max_tokens": 50}
@@ -101,6 +102,18 @@ async def test_the_log_has_both_names_of_a_request_that_its_body_names(caplog, g
         await Naming().completions(request)
     assert ended.value.code == f"{name}-fc419b9ddd3a0b11", "its job"
     assert caplog.messages == lines
+
+
+@pytest.mark.parametrize(("priority", "is_refused"), [("5", True), ("-1", True), ("x", True), ("0", False)])
+async def test_a_priority_in_vllms_header_is_refused_as_in_the_body(priority, is_refused):
+    request = posted({"model": "m", "prompt": "hi", "max_tokens": 1})
+    request.state.server_id = "fc419b9ddd3a0b11"
+    request.state.headers = [("x-vllm-priority", priority)]
+    with pytest.raises(FieldError if is_refused else HTTPError) as ended:
+        await Naming().completions(request)
+    if is_refused:
+        told = "x-vllm-priority: is not used here; set x-slo-tier or service_tier instead"
+        assert str(ended.value) == told
 
 
 async def test_what_the_router_is_told_of_a_prompt_holds_the_loop_no_longer_than_others_have_it(monkeypatch):
