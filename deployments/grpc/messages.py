@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -42,7 +43,7 @@ def request_body(request: Message, *, stream: bool) -> bytes:
     twice, and refused for that as in any body.
     """
     try:
-        values = _with_integers(MessageToDict(request, preserving_proto_field_name=True))
+        values = _values(request)
     except SerializeToJsonError:
         return b"NaN"  # a number that JSON does not have is refused as it is over HTTP
     values.pop("objective", None)
@@ -64,6 +65,21 @@ def request_body(request: Message, *, stream: bool) -> bytes:
     if inside := written[1:-1].strip():
         texts.append(inside)
     return ("{" + ",".join(texts) + "}").encode()
+
+
+def _values(request: Message) -> dict[str, Any]:
+    """What a message says, as JSON has it.
+
+    Raises:
+        SerializeToJsonError: for a number that JSON does not have. Of one outside a Struct protobuf makes a
+            text, such as "NaN", which would be read as that number again.
+    """
+    for field, value in request.ListFields():
+        held = value.values() if _kind_of(field).is_map else [value]
+        if not all(math.isfinite(each) for each in held if isinstance(each, float)):
+            raise SerializeToJsonError(f"{field.name} is no number of JSON")
+    values: dict[str, Any] = _with_integers(MessageToDict(request, preserving_proto_field_name=True))
+    return values
 
 
 def _json(value: Any) -> str:

@@ -1,6 +1,7 @@
 """A gRPC message says in JSON and headers what an HTTP client would have said."""
 
 import json
+import math
 
 import pytest
 from google.protobuf import json_format
@@ -152,13 +153,15 @@ def test_what_is_given_in_the_text_too_is_refused(text):
         parse(request_body(request, stream=False), CompletionRequest, LimitsConfig())
 
 
-def test_a_number_that_json_does_not_have_is_refused_as_in_any_body():
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["extra", "temperature", "logit_bias"])
+def test_a_number_that_json_does_not_have_is_refused_as_in_any_body(name, number):
     from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 
     from deployments.http.errors import HTTPError
 
-    request = pb.CompleteRequest(model="tiny", prompt="here")
-    request.extra.update({"top_k": float("nan")})
+    fields = {"extra": {"min_p": number}, "temperature": number, "logit_bias": {"5": number}}
+    request = pb.CompleteRequest(model="tiny", prompt="here", **{name: fields[name]})
     with pytest.raises(HTTPError, match="NaN is not a number in JSON"):
         parse(request_body(request, stream=False), CompletionRequest, LimitsConfig())
 
