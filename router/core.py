@@ -184,7 +184,8 @@ class RouterCore:
             memory_s = self._memory_s(inquiry)
             rejected = self._decode_full(inquiry, memory_s)
         if rejected is not None:  # neither knows what of the request's objectives could be kept
-            return replace(rejected, unattainable=self._promises.unattainable(inquiry))
+            terms = self._promises.terms(inquiry, memory_s)
+            return replace(rejected, unattainable=terms.unattainable_if_refused)
         return self._leave_to_decode(inquiry) if is_local else self._place_on_prefill(inquiry, memory_s)
 
     def _place_on_prefill(self, inquiry: Inquiry, memory_s: float) -> PlacementDecision:
@@ -218,8 +219,8 @@ class RouterCore:
             self._gate.withdrawn(job_id, now_s, lacked_decode=lacked_decode, in_reach=terms.is_in_reach)
         best_s = terms.latest_s - terms.deadline_s + (terms.budget_s or 0.0) + late_s
         reason, retry_s = RejectionReason.DEADLINE_INFEASIBLE, late_s if terms.is_in_reach else None
-        refused = Rejected(reason, retry_s, best_s, terms.held_to_s, unattainable=terms.unattainable)
-        return replace(refused, lacked_decode=lacked_decode)
+        unattainable = terms.unattainable_if_refused
+        return Rejected(reason, retry_s, best_s, terms.held_to_s, None, unattainable, lacked_decode)
 
     def _prefill_for(self, request: PlacementRequested, now_s: float) -> list[PrefillView]:
         """The replicas that may prefill a request: those that it avoids only where there are no others."""
@@ -323,8 +324,7 @@ class RouterCore:
             retry_s = min(max(_MIN_RETRY_S, retry_s), _MAX_RETRY_S)
             return Rejected(RejectionReason.BACKLOG, retry_s, None, request.objective.ttft_s)
         terms = self._promises.terms(replace(inquiry, cached={}), 0.0)
-        only_decode = request.only_decode
-        reason = PlacementReason.ONLY_DECODE if only_decode else PlacementReason.NO_PREFILL_REPLICA
+        reason = PlacementReason.ONLY_DECODE if request.only_decode else PlacementReason.NO_PREFILL_REPLICA
         return self._bind_to_decode(inquiry, terms, reason, None)
 
     def _local_end_s(self, inquiry: Inquiry, choice: Choice) -> float:

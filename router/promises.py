@@ -75,6 +75,7 @@ class Terms:
         held_to_s: The budget for its first token that a rejection names.
         is_in_reach: Whether an idle fleet could have the first token within what a rejection holds it to.
         unattainable: See `router.messages.Placed`.
+        unattainable_if_refused: See `slo.errors.Rejected`.
     """
 
     arrived_s: float
@@ -85,6 +86,7 @@ class Terms:
     held_to_s: float | None = None
     is_in_reach: bool = True
     unattainable: tuple[ObjectiveName, ...] = ()
+    unattainable_if_refused: tuple[ObjectiveName, ...] = ()
 
     def slack_s(self, predicted_s: float) -> float:
         """The budget minus what is predicted; infinite without a deadline."""
@@ -171,20 +173,22 @@ class Promises:
         wait_s = 0.0 if request.decode_samples_first else max(0.0, memory_s - alone.prefill_s)
         budget_s = objective.ttft_budget_s(alone.prefill_s, self._rest_s(inquiry, wait_s))
         if budget_s is None:
-            return Terms(arrived_s, unattainable=unattainable)
+            return Terms(arrived_s, unattainable=unattainable, unattainable_if_refused=unattainable)
         promised_s = objective.promised_ttft_s(alone.prefill_s)
         path_s = self.path_s(request, handoff_s)
         deadline_s = latest_s = arrived_s + budget_s - path_s
         held_to_s = budget_s
         reach_s = objective.ttft_budget_s(alone.prefill_s, alone.e2e_s - alone.ttft_s) or budget_s
-        if request.however_late or not self._policies[objective.tier].sheddable:
-            latest_s = NO_DEADLINE
+        if request.however_late or request.only_decode or not self._policies[objective.tier].sheddable:
+            latest_s = reach_s = NO_DEADLINE
         elif not request.explicit_deadline:
             allowed_s = max(budget_s, self._stretch * (alone.prefill_s + path_s))
             if request.explicit_e2e and objective.e2e_s is not None and objective.e2e_s < allowed_s:
                 allowed_s = held_to_s = objective.e2e_s
             latest_s = arrived_s + allowed_s - path_s
             reach_s = max(reach_s, allowed_s)
+        if not (is_in_reach := alone.ttft_s <= reach_s):
+            alone = alone._replace(ttft_s=math.inf, tpot_s=math.inf, e2e_s=math.inf)
         return Terms(
             arrived_s,
             budget_s,
@@ -192,16 +196,10 @@ class Promises:
             deadline_s,
             latest_s,
             held_to_s,
-            is_in_reach=alone.ttft_s <= reach_s,
+            is_in_reach=is_in_reach,
             unattainable=unattainable,
+            unattainable_if_refused=objective.out_of_reach(alone),
         )
-
-    def unattainable(self, inquiry: Inquiry) -> tuple[ObjectiveName, ...]:
-        """The objectives that a request misses on an idle fleet; none while no prefill replica is known."""
-        if not inquiry.prefill:
-            return ()
-        alone, _ = self._alone(inquiry)
-        return inquiry.request.objective.out_of_reach(alone)
 
     def awaits_stop(self, where: ReplicaId) -> bool:
         """Whether a replica was to stop something for a request that may teach the way, and still has it."""

@@ -77,7 +77,7 @@ class Rejected(Message):
             request is refused whatever they could do.
         ttft_budget_s: The budget that could not be met.
         key_name: Of the key whose own limit it is; None when it is its tenant's, or the fleet's.
-        unattainable: As of `router.messages.Placed`.
+        unattainable: As of `router.messages.Placed`; all, where an idle fleet would refuse it, too.
         lacked_decode: Whether prefill could have served it in time, and decode could not, or not within its
             tier's share.
     """

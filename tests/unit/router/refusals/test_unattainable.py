@@ -4,10 +4,11 @@ import pytest
 from gated_router import ask, full_decode, report, router
 
 from router.messages import PlacementRequested
+from slo.errors import RejectionReason
 from slo.objectives import Objective
 from slo.reports import DecodeReported
 from slo.request import JobId, ReplicaId
-from slo.tiers import PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 
 @pytest.mark.parametrize(
@@ -54,3 +55,41 @@ def test_a_pace_and_an_end_that_decode_does_not_reach_alone_are_out_of_reach():
     calm = Objective(PREMIUM, 1.0, 0.025, e2e_s=9.0)
     asked = PlacementRequested(JobId("calm"), calm, True, 100, 0, output_tokens=100)
     assert core.place(asked, 19.0).unattainable == ()
+
+
+def hurried(core, name, tier, objective, **about):
+    """The answer to a request whose pace an idle fleet would keep."""
+    asked = Objective(tier, tpot_s=0.5, **objective)
+    return core.place(PlacementRequested(JobId(name), asked, True, 600, 0, tenant="a", **about), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("objective", "of_a_place", "of_a_refusal"),
+    [
+        ({"ttft_s": 0.001}, ("ttft",), ("ttft", "tpot")),
+        ({"ttft_s": 5.0, "e2e_s": 0.001}, ("e2e",), ("ttft", "tpot", "e2e")),
+    ],
+)
+@pytest.mark.parametrize(
+    "reason", [RejectionReason.DEADLINE_INFEASIBLE, RejectionReason.DECODE_FULL], ids=lambda reason: reason
+)
+def test_nothing_is_in_reach_of_a_request_that_an_idle_fleet_would_refuse_too(
+    objective, of_a_place, of_a_refusal, reason
+):
+    core, _ = router()
+    assert hurried(core, "late", PREMIUM, objective).unattainable == of_a_place
+    if reason is RejectionReason.DECODE_FULL:
+        core.view.decode_reported(full_decode(), 0.0)
+    refused = hurried(core, "refused", BACKGROUND, objective)
+    assert (refused.reason, refused.unattainable) == (reason, of_a_refusal)
+
+
+def test_the_pace_is_in_reach_of_a_request_that_an_idle_fleet_would_serve_late():
+    core, _ = router()
+    for number in range(50):
+        ask(core, f"{number}", PREMIUM, tokens=1000)
+    late = hurried(core, "late", PREMIUM, {"ttft_s": 0.001})
+    assert (late.reason, late.unattainable) == (RejectionReason.BACKLOG, ("ttft",))
+    core.view.decode_reported(full_decode(), 0.0)
+    images = hurried(core, "images", BACKGROUND, {"ttft_s": 0.001}, only_decode=True)
+    assert (images.reason, images.unattainable) == (RejectionReason.DECODE_FULL, ("ttft",))
