@@ -36,6 +36,8 @@ MAX_PREDICTION_ERROR: Final = 0.5
 
 DECODE_PREEMPTIONS: Final = "ray_vllm_num_preemptions_total"
 """vLLM's own, labelled `ReplicaId` where ours are labelled `replica`. It counts no stream that leaves."""
+_ROUTER: Final = "Router"
+"""The name of its deployment."""
 _OF_ALL_MONITORS: Final = "max by (model, ray_io_cluster)"
 """One that is replaced has the series of another process, and nobody reports to that of old code any more."""
 _OF_DECODE: Final = f'label_replace({select(KV_USAGE, role="decode")}, "ReplicaId", "$1", "replica", "(.*)")'
@@ -93,7 +95,7 @@ def cause_alerts() -> RuleGroup:
             Alert(
                 "SlackServePrefillLost",
                 # Of one cluster: while a RayService is upgraded, the new one's are not there yet.
-                f"{_unheard('prefill')}\nand {_OF_ALL_MONITORS} ({select(SUBSCRIBERS, role='decode')}) > 0",
+                f"{_unheard('prefill')}\nand {_reporting('decode')} > 0",
                 Severity.TICKET,
                 "No prefill replica of {{ $labels.model }} reports; decode computes the prompts, if it may.",
                 for_="2m",
@@ -179,11 +181,21 @@ def cause_alerts() -> RuleGroup:
 
 
 def _unheard(role: str) -> str:
-    """Nobody of a role reports, and the router uses none that reports to a monitor of other code."""
-    reporting, used = (
-        f"{_OF_ALL_MONITORS} ({select(metric, role=role)})" for metric in (SUBSCRIBERS, REPLICAS_USED)
-    )
-    return f"{reporting} == 0" if role == "ingress" else f"{reporting} == 0\nunless {used} > 0"
+    """Nobody of a role reports, and the router uses none that reports to a monitor of other code.
+
+    Nor does the router itself report to that one: then nobody says here what it uses.
+    """
+    reporting = _reporting(role)
+    if role == "ingress":
+        return f"{reporting} == 0"
+    used = f"{_OF_ALL_MONITORS} ({select(REPLICAS_USED, role=role)})"
+    reaches_one = f"min by (model, ray_io_cluster) ({select(MONITOR_LOST, deployment=_ROUTER)}) == 0"
+    return f"{reporting} == 0\nunless {used} > 0\nunless ({_reporting('router')} == 0 and {reaches_one})"
+
+
+def _reporting(role: str) -> str:
+    """How many processes of a role report."""
+    return f"{_OF_ALL_MONITORS} ({select(SUBSCRIBERS, role=role)})"
 
 
 def _lost(name: str, role: str, summary: str) -> Alert:
@@ -192,12 +204,12 @@ def _lost(name: str, role: str, summary: str) -> Alert:
     In a deployment that comes up there is nobody yet, for as long as a model takes to load. A cluster without
     a router beside another one that has the role is drained: its successor answers.
     """
-    reporting, routers = select(SUBSCRIBERS, role=role), select(SUBSCRIBERS, role="router")
+    reporting = select(SUBSCRIBERS, role=role)
     return Alert(
         name,
         f"{_unheard(role)}\n"
         f"and {_OF_ALL_MONITORS} (max_over_time({reporting}[1d])) > 0\n"
-        f"unless ({_OF_ALL_MONITORS} ({routers}) == 0 and on (model) max by (model) ({reporting}) > 0)",
+        f"unless ({_reporting('router')} == 0 and on (model) max by (model) ({reporting}) > 0)",
         Severity.PAGE,
         summary,
         for_="2m",

@@ -6,6 +6,7 @@ import pytest
 from alert_rules import ALERTS, check
 from promtool import needs_promtool
 
+from deployments.local.launcher import ROUTER_NAME
 from observability.burn_rates import BURN_ALERTS
 
 
@@ -126,6 +127,40 @@ def test_prefill_that_reports_to_a_monitor_of_other_code_is_not_lost(used, alert
         'slackserve_monitor_replicas{model="m",role="decode"}': "1+0x59",
     }
     check(tmp_path, "1m", series, "SlackServePrefillLost", {9: 0, 20: alerts, 58: alerts})
+
+
+@needs_promtool
+@pytest.mark.parametrize(("router", "alerts"), [("0+0x59", 0), ("1+0x59", 1), ("0+0x9 _x50", 1)])
+@pytest.mark.parametrize("alert", ["SlackServePrefillLost", "SlackServeDecodeLost"])
+def test_a_monitor_that_the_router_has_left_for_another_does_not_know_who_is_lost(
+    alert, router, alerts, tmp_path
+):
+    """As in an upgrade that waits for its ingress: until that is up, the monitor of the old code exports."""
+    decode = "1+0x59" if alert == "SlackServePrefillLost" else "1+0x9 0+0x49"
+    series = {
+        **subscribers("ingress", "1+0x59"),
+        **subscribers("router", "1+0x9 0+0x49"),
+        **subscribers("prefill", "1+0x9 0+0x49"),
+        **subscribers("decode", decode),
+        'slackserve_monitor_replicas{model="m",role="prefill"}': "1+0x9 0+0x49",
+        'slackserve_monitor_replicas{model="m",role="decode"}': decode,
+        f'ray_slackserve_monitor_lost{{model="m",deployment="{ROUTER_NAME}"}}': router,
+        'ray_slackserve_monitor_lost{model="m",deployment="Ingress"}': "0+0x59",
+        f'ray_slackserve_monitor_lost{{model="other",deployment="{ROUTER_NAME}"}}': "0+0x59",
+    }
+    check(tmp_path, "1m", series, alert, {9: 0, 20: alerts, 58: alerts})
+
+
+@needs_promtool
+@pytest.mark.parametrize("alert", ["SlackServePrefillLost", "SlackServeDecodeLost"])
+def test_a_monitor_to_which_the_router_reports_knows_who_is_lost(alert, tmp_path):
+    series = {
+        **subscribers("router", "1+0x59"),
+        **subscribers("prefill", "1+0x9 0+0x49"),
+        **subscribers("decode", "1+0x59" if alert == "SlackServePrefillLost" else "1+0x9 0+0x49"),
+        f'ray_slackserve_monitor_lost{{model="m",deployment="{ROUTER_NAME}"}}': "0+0x59",
+    }
+    check(tmp_path, "1m", series, alert, {9: 0, 20: 1, 58: 1})
 
 
 LOST = {"SlackServeDecodeLost": "decode", "SlackServeIngressLost": "ingress"}
