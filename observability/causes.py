@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from observability.promql import exported, grown, named_served, rate, select, served
+from observability.promql import exported, grown, growth, named_served, select, served
 from observability.rule_groups import Alert, RuleGroup, Severity
 from telemetry.catalogue import (
     API_KEYS_UNREAD,
@@ -41,7 +41,7 @@ _ROUTER: Final = "Router"
 _OF_ALL_MONITORS: Final = "max by (model, ray_io_cluster)"
 """One that is replaced has the series of another process, and nobody reports to that of old code any more."""
 _OF_DECODE: Final = f'label_replace({select(KV_USAGE, role="decode")}, "ReplicaId", "$1", "replica", "(.*)")'
-_TAKEN: Final = rate(STREAMS_PREEMPTED, "5m", "replica", by="~swap|reprefill|recompute")
+_TAKEN: Final = grown(STREAMS_PREEMPTED, "5m", "replica", by="~swap|reprefill|recompute")
 _TAKEN_UNDER_PRESSURE: Final = (
     f'sum by (ReplicaId) (label_replace({_TAKEN}, "ReplicaId", "$1", "replica", "(.*)"))'
 )
@@ -112,14 +112,14 @@ def cause_alerts() -> RuleGroup:
             ),
             Alert(
                 "SlackServeManyStops",
-                f"60 * {rate(PREEMPTIONS, '5m', 'replica')} > {MAX_STOPS_PER_MIN}",
+                f"{grown(PREEMPTIONS, '5m', 'replica')} / 5 > {MAX_STOPS_PER_MIN}",
                 Severity.TICKET,
                 "{{ $labels.replica }} stops running prefills {{ $value | humanize }} times a minute.",
                 for_="5m",
             ),
             Alert(
                 "SlackServeWastedWork",
-                f"{rate(WORK_WASTED, '10m', 'replica')} > {MAX_WASTED}",
+                f"{grown(WORK_WASTED, '10m', 'replica')} / 600 > {MAX_WASTED}",
                 Severity.TICKET,
                 "{{ $labels.replica }} throws {{ $value | humanizePercentage }} of its prefill time away.",
                 for_="5m",
@@ -140,9 +140,9 @@ def cause_alerts() -> RuleGroup:
             ),
             Alert(
                 "SlackServeDecodePreemptions",
-                f"60 * sum by (ReplicaId) (rate({DECODE_PREEMPTIONS}[5m])) > {MAX_STOPS_PER_MIN}\n"
+                f"sum by (ReplicaId) ({growth(DECODE_PREEMPTIONS, '5m')}) / 5 > {MAX_STOPS_PER_MIN}\n"
                 f"and on (ReplicaId) {_OF_DECODE}\n"
-                f"or 60 * {_TAKEN_UNDER_PRESSURE} > {MAX_STOPS_PER_MIN}",
+                f"or {_TAKEN_UNDER_PRESSURE} / 5 > {MAX_STOPS_PER_MIN}",
                 Severity.TICKET,
                 "{{ $labels.ReplicaId }} takes KV memory from {{ $value | humanize }} requests a minute.",
                 for_="5m",

@@ -52,18 +52,22 @@ def rate(metric: Metric, window: str, *by: str, part: str = "", **matchers: str)
 
 
 def grown(metric: Metric, window: str, *by: str, **matchers: str) -> str:
-    """How much a counter has grown in a window, from nothing too.
+    """How much a counter has grown in a window, from nothing too, summed by labels."""
+    return _summed(metric, growth(select(metric, **matchers), window), by)
+
+
+def growth(series: str, window: str) -> str:
+    """How much each series of a counter has grown in a window, from nothing too.
 
     Ray exports a counter only once it has counted, and `increase` does not see what a series begins with. A
     series begins when it was not seen for an hour in which others were: a scrape that failed is no beginning,
     nor is a Prometheus that was away, or a target that could not be reached.
     """
-    series = select(metric, **matchers)
     begun = f"(max_over_time({series}[{window}]) unless max_over_time({series}[{_SEEN}] offset {window}))"
     begun = f"{begun} and on () count_over_time({_WATCHED} offset {window})"
     away = f"max_over_time({_REACHED} offset {window}) == 0"
     begun = f"({begun} unless on (instance, job) ({away}))"
-    return _summed(metric, f"{begun} or increase({series}[{window}])", by)
+    return f"{begun} or increase({series}[{window}])"
 
 
 def served(metric: Metric, of: str, *by: str, **matchers: str) -> str:

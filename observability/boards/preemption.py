@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from observability.boards.queries import in_window, now, per_second, quantiles
+from observability.boards.queries import in_window, now, quantiles
 from observability.grafana import Dashboard, Panel, PanelRow, Unit
 from telemetry.catalogue import (
     DIRECTED,
@@ -39,9 +39,10 @@ BOARD: Final = Dashboard(
                 ),
                 Panel("Left running, by the rule", Unit.COUNT, (in_window(PREEMPTION_REFUSALS, "reason"),)),
                 Panel(
-                    "Work that was wasted, of a replica's time",
-                    Unit.RATIO,
-                    (per_second(WORK_WASTED, "replica", "reason"),),
+                    "Work that was wasted",
+                    Unit.SECONDS,
+                    (in_window(WORK_WASTED, "replica", "reason"),),
+                    meaning="Of prefill, in each interval that is drawn.",
                 ),
             ),
         ),

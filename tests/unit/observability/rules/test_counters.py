@@ -24,6 +24,25 @@ def test_what_a_counter_begins_with_counts_also_when_its_process_ends_at_once(al
 
 
 @needs_promtool
+@pytest.mark.parametrize(
+    ("alert", "series", "values"),
+    [
+        ("SlackServeManyStops", 'ray_slackserve_preemptions_total{replica="r"}', "200+25x30"),
+        ("SlackServeWastedWork", 'ray_slackserve_prefill_work_wasted_seconds_total{replica="r"}', "60x30"),
+        ("SlackServeDecodePreemptions", 'ray_vllm_num_preemptions_total{ReplicaId="d"}', "200+25x30"),
+        (
+            "SlackServeDecodePreemptions",
+            'ray_slackserve_decode_preemptions_total{replica="d",by="swap"}',
+            "200+25x30",
+        ),
+    ],
+)
+def test_what_the_counter_of_a_new_replica_begins_with_counts_for_its_pace(alert, series, values, tmp_path):
+    others = {"up": "1x60", 'ray_slackserve_kv_usage_ratio{role="decode",replica="d"}': "0x60"}
+    check(tmp_path, "1m", {**others, series: f"_x20 {values}"}, alert, {24: 0, 26: 1, 28: 1})
+
+
+@needs_promtool
 @pytest.mark.parametrize("away_min", [0, 30, 60, 68, 70, 72, 75, 79, 81, 300])
 def test_a_prometheus_that_was_away_makes_nothing_of_what_a_counter_had_before(away_min, tmp_path):
     """Nor does a new one: the first part is its start beside a deployment that has run for long."""
