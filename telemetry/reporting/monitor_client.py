@@ -217,8 +217,8 @@ class MonitorClient:
             self._unanswered = ()
             self._may_skip = QUIET_INTERVALS - 1 if _is_quiet(report.seen) and not answer.wanted else 0
             self._acknowledged = dropped
-            self._tell(None)
             self._take(answer)
+            self._tell(None)
 
     def _report(self) -> MonitorReport:
         return MonitorReport(
@@ -242,7 +242,6 @@ class MonitorClient:
         if answer.correction is not None:
             self._correct(answer.correction)
         self._guarded("direct", self._participant.direct, answer.directives)
-        self._set(POLICY_APPLIED, self.policy.version)
 
     def _apply(self, policy: ClusterPolicy) -> None:
         self.policy = policy
@@ -282,8 +281,8 @@ class MonitorClient:
                 self._wanted = False
                 self._apply(UNSTEERED)
                 self._correct(UNCORRECTED)
-                self._set(POLICY_APPLIED, 0.0)
         self._set(MONITOR_LOST, float(error is not None))
+        self._set(POLICY_APPLIED, self.policy.version)
 
     def _set(self, metric: Metric, value: float) -> None:
         self._instruments.set(metric, value, model=self._participant.model)

@@ -195,6 +195,19 @@ async def test_without_a_monitor_the_last_policy_holds_and_nothing_is_lost(clien
     assert monitor.heard[-1].follows == 1
 
 
+@pytest.mark.parametrize("policy", [POLICY, UNSTEERED])
+async def test_which_policy_is_applied_is_said_again_also_while_the_monitor_is_lost(client, monitor, policy):
+    """Ray exports no gauge that has not been set for some seconds."""
+    monitor.answer = MonitorAnswer(policy)
+    client.start()
+    await until(lambda: client.policy == policy and lost(client) == 0.0)
+    monitor.error = RuntimeError("dead")
+    await until(lambda: lost(client) == 1.0)
+    client._instruments.values.clear()
+    await until(lambda: lost(client) == 1.0)
+    assert client._instruments.values[POLICY_APPLIED] == policy.version
+
+
 async def test_a_monitor_that_does_not_exist_is_looked_for_until_it_does(client, monitor):
     monitor.error = ValueError("no such actor")
     client.start()
