@@ -145,10 +145,11 @@ class SloMonitor:
 
     def _export(self) -> None:
         started_s = time.monotonic()
+        is_heard = self._unheard_s() <= FORGET_AFTER_S  # else the port may be wanted for one that is
         if self._exported_by != self._name:
             self._leave_port()
-        elif self._unheard_s() <= FORGET_AFTER_S:  # the port may be wanted for another that is reported to
-            self._exporter.open()
+        elif is_heard and self._exporter.open():
+            self._show_at_s = started_s
         if started_s >= self._show_at_s:
             computed_s = time.thread_time()  # without that of others, which counts most under overload
             self._exporter.show(self._cores, started_s)

@@ -90,10 +90,13 @@ class Exporter:
         """Export there from the next `open` on, and no more where it is done now."""
         self._wanted = host, port
 
-    def open(self) -> None:
-        """Listen if that is wanted and not done yet; the port may have been busy the last time."""
+    def open(self) -> bool:
+        """Listen if that is wanted and not done yet; the port may have been busy the last time.
+
+        Returns whether it listens from now on, and so has nothing to show yet.
+        """
         if self._at == self._wanted:
-            return
+            return False
         self.close()
         host, port = self._wanted
         if port:
@@ -103,11 +106,12 @@ class Exporter:
                 if str(error) != self.refused:
                     self.refused = str(error)
                     _LOGGER.warning("metrics_not_exported %s:%d %s", host, port, error)
-                return
+                return False
             self._server.set_app(make_wsgi_app(self._registry))
             threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
             _LOGGER.info("metrics_exported %s:%d", host, port)
         self._at, self.refused = self._wanted, ""
+        return port > 0
 
     def close(self) -> None:
         """Listen no more, until the next `open`."""

@@ -1,6 +1,7 @@
 """The monitor's actor, without a Ray: its watch goes on whatever fails."""
 
 import asyncio
+import itertools
 import time
 from types import SimpleNamespace
 from urllib.request import urlopen
@@ -171,15 +172,34 @@ async def test_metrics_are_where_the_latest_configuration_wants_them():
     monitor._exporter.close()
 
 
+async def test_metrics_are_shown_at_once_where_they_have_moved(monkeypatch):
+    """However long they take to compute."""
+    clock = SimpleNamespace(monotonic=lambda: 100.0, thread_time=itertools.count().__next__)
+    monkeypatch.setattr(actor, "time", clock)
+    before, after = (MonitorSettings(exported_at=("127.0.0.1", free_port())) for _ in range(2))
+    monitor = SloMonitor(MonitorOptions({"tiny": before}), "slo-monitor-x")
+    monitor._watching.cancel()
+    for reporter, settings in (("drains", before), ("comes", after)):
+        await monitor.report(MonitorReport(reporter, Role.INGRESS, 0, settings=settings, model="tiny"))
+        monitor._export()
+        assert "slackserve_slo_target_ratio{" in scraped(settings.exported_at[1])
+    monitor._exporter.close()
+
+
 async def judging(monitor, requests):
     late = RequestEnded("tiny", PREMIUM, "acme", Outcome.FINISHED, 1.0, ttft_s=0.3, ttft_budget_s=0.2)
     await monitor.report(MonitorReport("i", Role.INGRESS, 0, IngressSeen((late,) * requests), model="tiny"))
 
 
+def scraped(port):
+    """The page at that port."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        return answer.read().decode()
+
+
 def counted(port):
     """The counters at that port that are not at zero."""
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
-        series = [line.rsplit(" ", 1) for line in answer.read().decode().splitlines()]
+    series = [line.rsplit(" ", 1) for line in scraped(port).splitlines()]
     return {name: float(value) for name, value in series if "_total{" in name and float(value)}
 
 
