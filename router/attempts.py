@@ -7,7 +7,7 @@ prefill may be that of an attempt that nobody waits for any more. On which repli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from slo.request import JobId, ReplicaId
@@ -20,12 +20,12 @@ class Attempts:
     """The prefills of which one attempt may end and another go on.
 
     Args:
-        is_to_prefill: Whether a replica has the prefill of a request, or it is on its way to one.
+        prefilled_at: The replicas that have the prefill of a request, or to which it is on its way.
         in_transit_s: A lost prefill that has no replica for so many seconds is not waited for any more.
     """
 
-    def __init__(self, is_to_prefill: Callable[[JobId], bool], in_transit_s: float) -> None:
-        self._is_to_prefill = is_to_prefill
+    def __init__(self, prefilled_at: Callable[[JobId], Collection[ReplicaId]], in_transit_s: float) -> None:
+        self._prefilled_at = prefilled_at
         self._in_transit_s = in_transit_s
         self._lost: dict[JobId, float] = {}
         """Prefills whose replica was lost, or whose earlier attempt ended, and when; the oldest first."""
@@ -56,7 +56,7 @@ class Attempts:
             As it may never come, where decode did not wait for the router's answer and went elsewhere, they
             count as lost.
         """
-        earlier = {job_id for job_id in prefills if self._is_placed_again(job_id, at)}
+        earlier = {job_id for job_id in prefills if self._is_to_come(job_id, at)}
         self.lost(earlier, now_s)
         return prefills - earlier
 
@@ -71,7 +71,7 @@ class Attempts:
             if now_s - lost_s < self._in_transit_s:
                 break
             del self._lost[job_id]
-            if not self._is_to_prefill(job_id):
+            if not self._prefilled_at(job_id):
                 given_up.append(job_id)
         return given_up
 
@@ -79,5 +79,9 @@ class Attempts:
         """A request is over, or goes on without its prefill: whichever attempt ends now, it has ended."""
         self._again.pop(job_id, None)
 
-    def _is_placed_again(self, job_id: JobId, ended_at: ReplicaId) -> bool:
-        return self._again.get(job_id, ended_at) != ended_at and self._is_to_prefill(job_id)
+    def _is_to_come(self, job_id: JobId, ended_at: ReplicaId) -> bool:
+        """Whether the latest attempt is on its way, to where an earlier one has ended or elsewhere."""
+        if (placed := self._again.get(job_id)) is None:
+            return False
+        replicas = self._prefilled_at(job_id)
+        return ended_at in replicas or (placed != ended_at and bool(replicas))

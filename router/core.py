@@ -80,7 +80,7 @@ class RouterCore:
         self._gate = gate or Gate()
         self._promises = Promises(policies, limits.stretch)
         self._probes = Probes(self.view, self._promises)
-        self._attempts = Attempts(self.view.is_to_prefill, limits.in_transit_s)
+        self._attempts = Attempts(self.view.prefilled_at, limits.in_transit_s)
 
     def is_ready(self, now_s: float) -> bool:
         """Whether both tiers have a replica that reports."""

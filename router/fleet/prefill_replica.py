@@ -7,7 +7,7 @@ Owns the bookkeeping of outstanding prefills; what the replica makes of them is 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -79,6 +79,8 @@ class PrefillView:
 
     Attributes:
         confirmed: The jobs that its last report named; any other is still on its way there.
+        placed_again: Jobs that were placed there once more while it had them. Until the end of the earlier
+            attempt is told, nobody knows which of the two a report names: they are not `confirmed`.
         preemptible_in_s: How soon the running pass makes way for a prefill that would otherwise be late: by a
             stop, or by its end where more of its prompts lies behind it; None when it does not.
         draining: Whether it is being shut down; nothing is placed there any more.
@@ -92,6 +94,7 @@ class PrefillView:
     weights: dict[Tier, float]
     jobs: dict[JobId, PlacedJob] = field(default_factory=dict)
     confirmed: set[JobId] = field(default_factory=set)
+    placed_again: set[JobId] = field(default_factory=set)
     running: JobId | None = None
     running_since_s: float = 0.0
     preemptible_in_s: float | None = None
@@ -104,7 +107,11 @@ class PrefillView:
 
     def add(self, job: PlacedJob) -> None:
         """Give it one more prefill."""
+        had_it = job.job_id in self.confirmed or job.job_id in self.placed_again
         self.remove(job.job_id)
+        if had_it:
+            self.confirmed.discard(job.job_id)
+            self.placed_again.add(job.job_id)
         self.jobs[job.job_id] = job
         self.outstanding_tokens += job.tokens
         self.version += 1
@@ -116,6 +123,7 @@ class PrefillView:
         job = self.jobs.pop(job_id, None)
         if job is None:
             return None
+        self.placed_again.discard(job_id)
         self.outstanding_tokens -= job.tokens
         self.version += 1
         if job_id == self.running:
@@ -124,9 +132,16 @@ class PrefillView:
             self._queue = None
         return job
 
+    def earlier_ended(self, ended: Sequence[JobId]) -> set[JobId]:
+        """Of the jobs that have ended here, those of which the latest attempt is still to come."""
+        told = self.placed_again.intersection(ended)
+        self.placed_again -= told
+        return {job_id for job_id in told if ended.count(job_id) == 1}
+
     def replace(self, jobs: Iterable[PlacedJob], running: JobId | None, running_since_s: float) -> None:
         """Take the replica's own word for what it has to do."""
         self.jobs = {job.job_id: job for job in jobs}
+        self.placed_again &= self.jobs.keys()
         self.running = running if running in self.jobs else None
         self.running_since_s = running_since_s
         self.outstanding_tokens = sum([job.tokens for job in self.jobs.values()])

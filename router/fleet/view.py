@@ -136,21 +136,21 @@ class FleetView:
         replica.kv_usage = event.kv_usage
         replica.draining = event.draining
         replica.digest = event.digest
-        self._hear_of_prefixes(event)
-        gone = set(event.ended)
+        named = {job.job_id for job in event.jobs}
+        gone = set(event.ended) - replica.earlier_ended(event.ended) - named
+        self._hear_of_prefixes(event, gone)
         jobs = [_reported_job(job, replica.jobs.get(job.job_id), event, now_s) for job in event.jobs]
-        known = {job.job_id for job in jobs}
         in_transit = [
             job
             for job in replica.jobs.values()
-            if job.job_id not in known
+            if job.job_id not in named
             and job.job_id not in gone
             and now_s - job.placed_at_s < self._limits.in_transit_s
             and job.job_id not in replica.confirmed
         ]
-        for job_id in known - replica.jobs.keys():
+        for job_id in named - replica.jobs.keys():
             self._turned_up(job_id, replica)
-        replica.confirmed = known
+        replica.confirmed = named - replica.placed_again
         replica.preemptible_in_s = event.preemptible_in_s
         replica.replace([*jobs, *in_transit], event.running, now_s - event.running_for_s)
         lengths = [learned for learned in event.learned if learned[1] > 0 and learned[2] > 0]
@@ -187,13 +187,13 @@ class FleetView:
         return [job_id for replica_id in gone for job_id in self.replica_gone(ReplicaGone(replica_id))]
 
     def named_by(self, replica_id: ReplicaId) -> set[JobId]:
-        """The prefills that the last report of a replica named."""
+        """The prefills that the last report of a replica named, see `PrefillView.confirmed`."""
         replica = self.prefill.get(replica_id)
         return set() if replica is None else replica.confirmed
 
-    def is_to_prefill(self, job_id: JobId) -> bool:
-        """Whether a replica has the prefill of a request, or it is on its way to one."""
-        return any(job_id in replica.jobs for replica in self.prefill.values())
+    def prefilled_at(self, job_id: JobId) -> list[ReplicaId]:
+        """The replicas that have the prefill of a request, or to which it is on its way."""
+        return [name for name, replica in self.prefill.items() if job_id in replica.jobs]
 
     def placed_on_prefill(self, replica: PrefillView, job: PlacedJob, request: PlacementRequested) -> None:
         """A request was sent to a prefill replica, on which it will be computed."""
@@ -321,16 +321,15 @@ class FleetView:
             if other is not where and job_id not in other.confirmed:
                 other.remove(job_id)
 
-    def _hear_of_prefixes(self, event: PrefillReported) -> None:
+    def _hear_of_prefixes(self, event: PrefillReported, gone: Collection[JobId]) -> None:
         if not event.caches_prefixes:
             self.prefixes.resize(event.replica_id, 0)
         elif event.kv_tokens:
             self.prefixes.resize(event.replica_id, event.kv_tokens)
         for job_id, cached_tokens in event.hits:
             self.prefixes.started(event.replica_id, job_id, cached_tokens)
-        named = {job.job_id for job in event.jobs}
         for job_id in event.ended:
-            if job_id not in named:  # otherwise an earlier attempt has ended there
+            if job_id in gone:
                 self.prefixes.ended(event.replica_id, job_id)
 
 

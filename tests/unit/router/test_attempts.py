@@ -51,6 +51,31 @@ def test_the_end_of_an_earlier_attempt_is_not_that_of_the_prefill():
     assert admission.backlog_s(PREMIUM) == 0.0
 
 
+@pytest.mark.parametrize("comes", [True, False])
+def test_nor_is_it_where_the_prefill_is_on_its_way_to_the_same_replica(comes):
+    router, admission = admitted("a")
+    router.place(request(1, 1000, PREMIUM), 0.0)
+    router.prefill_reported(report("a", runs(1, 1000)), 0.1)
+    router.place(placed_again(1, 1000), 1.0)
+    router.prefill_reported(report("a", ended=(JobId("job-1"),)), 1.1)
+    assert admission.backlog_s(PREMIUM) == 1.0
+    for at_s in range(2, 6):
+        router.prefill_reported(report("a", *([runs(1, 1000)] if comes else [])), float(at_s))
+        assert admission.backlog_s(PREMIUM) == 1.0
+    router.prefill_reported(report("a", ended=(JobId("job-1"),) if comes else ()), 7.0)
+    assert admission.backlog_s(PREMIUM) == 0.0
+
+
+def test_two_attempts_that_have_both_ended_on_a_replica_are_no_backlog():
+    router, admission = admitted("a")
+    router.place(request(1, 1000, PREMIUM), 0.0)
+    router.prefill_reported(report("a", runs(1, 1000)), 0.1)
+    router.place(placed_again(1, 1000), 1.0)
+    router.prefill_reported(report("a", ended=(JobId("job-1"), JobId("job-1"))), 1.1)
+    assert admission.backlog_s(PREMIUM) == 0.0
+    assert not router.view.prefill["a"].jobs
+
+
 def test_where_the_router_placed_it_again_in_vain_its_end_elsewhere_is_that_of_the_prefill():
     router, admission = admitted("a", "b", "c")
     first = router.place(request(1, 1000, PREMIUM), 0.0).prefill_replica
@@ -107,7 +132,7 @@ def test_what_is_placed_again_after_its_end_is_not_kept(monkeypatch):
 
 
 def test_the_same_prefill_placed_many_times_is_remembered_once():
-    books = Attempts(lambda job_id: True, in_transit_s=5.0)
+    books = Attempts(lambda job_id: [ReplicaId("c")], in_transit_s=5.0)
     books.placed_again(JobId("other"), ReplicaId("b"))
     for _ in range(2 * attempts.REMEMBERED):
         books.placed_again(JobId("job"), ReplicaId("b"))
@@ -120,7 +145,7 @@ def test_the_same_prefill_placed_many_times_is_remembered_once():
 
 def test_a_lost_prefill_is_given_up_once_and_only_without_a_replica():
     placed = {JobId("placed")}
-    books = Attempts(lambda job_id: job_id in placed, in_transit_s=5.0)
+    books = Attempts(lambda job_id: [ReplicaId("a")] if job_id in placed else [], in_transit_s=5.0)
     books.lost([JobId("placed"), JobId("gone")], 0.0)
     books.lost([JobId("later")], 1.0)
     assert books.given_up(4.9) == []
@@ -131,7 +156,7 @@ def test_a_lost_prefill_is_given_up_once_and_only_without_a_replica():
 
 def test_a_prefill_that_is_lost_once_more_keeps_nobody_else_waiting():
     one, two = JobId("job-1"), JobId("job-2")
-    attempts = Attempts(lambda _: False, 5.0)
+    attempts = Attempts(lambda _: [], 5.0)
     attempts.lost([one], 0.0)
     attempts.lost([two], 1.0)
     attempts.lost([one], 4.0)

@@ -127,6 +127,23 @@ def test_the_end_of_an_earlier_attempt_is_not_that_of_the_one_that_waits_on_the_
     assert router.place(request(1, 6000, PREMIUM, **LONG), 8.0).cached_tokens == 5999
 
 
+@pytest.mark.parametrize("heard_late", [[], [report("prefill-0", runs(0, 6000))]])
+def test_nor_is_it_that_of_the_one_that_is_on_its_way_to_the_same_replica(heard_late):
+    """Also where a report that was made before it was placed again names the earlier one."""
+    router, job = core(prefill=1), JobId("job-0")
+    asked = request(0, 6000, PREMIUM, **LONG)
+    router.place(asked, 0.0)
+    router.prefill_reported(report("prefill-0", runs(0, 6000), running=job, hits=((job, 0),)), 0.1)
+    router.place(replace(asked, is_admitted=True), 1.0)
+    for its in heard_late:
+        router.prefill_reported(its, 1.1)
+    router.prefill_reported(report("prefill-0", ended=(job,)), 1.2)
+    assert set(router.view.prefill["prefill-0"].jobs) == {job}
+    router.prefill_reported(report("prefill-0", runs(0, 6000), running=job, hits=((job, 0),)), 1.6)
+    router.prefill_reported(report("prefill-0", ended=(job,)), 7.6)
+    assert router.place(request(1, 6000, PREMIUM, **LONG), 8.0).cached_tokens == 5999
+
+
 def test_what_decode_computes_instead_is_not_cached():
     router = core(prefill=1)
     router.place(request(0, 6000, PREMIUM, **LONG), 0.0)
