@@ -71,6 +71,7 @@ class StreamAccount:
         preemptions_before: How often its memory had been taken before it left.
         may_drop: Whether it may be ended for good.
         is_answer: Whether it is all of an answer, and not one step of a beam search.
+        ahead_s: By how much earlier it has its place among newcomers: of such a step, that of its search.
     """
 
     job: JobId
@@ -92,6 +93,7 @@ class StreamAccount:
     may_drop: bool = False
     first_due_s: float | None = None
     is_answer: bool = True
+    ahead_s: float = 0.0
 
     @staticmethod
     def of(request: Request, now_s: float) -> StreamAccount:
@@ -100,21 +102,23 @@ class StreamAccount:
         given = {} if sampling is None else sampling.extra_args or {}
         brought = 0 if (carried := Carried.of(sampling)) is None else len(carried.token_ids)
         tpot_s, first_due_s = given.get(TPOT_XARG), given.get(FIRST_DUE_XARG)
-        arrived_s = float(given.get(DECODE_SINCE_XARG, now_s))
+        since_s = float(given.get(DECODE_SINCE_XARG, now_s))
+        is_step = SEARCH_STEP_XARG in given
         return StreamAccount(
             JobId(given.get(JOB_XARG) or request.request_id),
             Tier(given.get(TIER_XARG) or SYSTEM),
             str(given.get(TENANT_XARG) or ""),
             None if tpot_s is None else float(tpot_s),
-            arrived_s,
-            arrived_s if brought or given.get(SEARCH_STEP_XARG) else None,
+            now_s if is_step else since_s,
+            since_s if brought or given.get(SEARCH_STEP_XARG) else None,
             brought,
             brought,
             may_leave=bool(given.get(MAY_LEAVE_XARG)),
             pulls=bool((request.kv_transfer_params or {}).get("do_remote_prefill")),
             may_drop=bool(given.get(MAY_DROP_XARG)),
             first_due_s=None if first_due_s is None else float(first_due_s),
-            is_answer=SEARCH_STEP_XARG not in given,
+            is_answer=not is_step,
+            ahead_s=now_s - since_s if is_step else 0.0,
         )
 
     def is_back(self, away: Away, now_s: float) -> None:

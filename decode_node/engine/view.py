@@ -171,6 +171,7 @@ class StreamView:
             account.credit_s(request.num_output_tokens, now_s),
             request.num_tokens,
             account.may_drop,
+            account.ahead_s,
         )
 
     def holding(self, request: Request, lengths: OutputLengths) -> Holding:

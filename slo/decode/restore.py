@@ -4,7 +4,8 @@ By tier, which rises with waiting as in `slo.queue.ageing`, and by one for those
 but never to the top tier, and only while streams of its own hold less than a part of the memory: in an
 overload that lasts all of a lower tier have waited for long, and would stand before all that come of a higher
 one. Within a tier those whose memory was taken come first: the one that is least ahead of its TPOT objective,
-then the smallest. Newcomers come in the order of their arrival.
+then the smallest. Newcomers come in the order of their arrival; a step of a beam search has the place of its
+search, and rises with its own wait.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Parked(NamedTuple):
         credit_s: By how much it is ahead of its TPOT objective; infinite without one.
         tokens: Its sequence so far.
         may_drop: Whether it may be ended for good, see `slo.decode.drop`.
+        ahead_s: By how much earlier than that a newcomer has its place.
     """
 
     request_id: str
@@ -44,6 +46,7 @@ class Parked(NamedTuple):
     credit_s: float = float("inf")
     tokens: int = 0
     may_drop: bool = False
+    ahead_s: float = 0.0
 
 
 def restore_order(
@@ -76,7 +79,7 @@ def restore_order(
     def key(one: Parked) -> tuple[int, bool, float, float]:
         level = -levels[one.request_id]
         if one.is_newcomer:
-            return level, True, one.since_s, 0.0
+            return level, True, one.since_s - one.ahead_s, 0.0
         return level, False, one.credit_s, one.tokens
 
     left = dict.fromkeys(range(tiers.top_rank + 1), RISING_PART * pool_tokens)

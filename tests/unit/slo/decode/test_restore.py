@@ -19,6 +19,7 @@ PARKED = st.lists(
         st.integers(0, 3),
         st.floats(-5, 5),
         st.integers(1, 100),
+        ahead_s=st.floats(0, 100),
     ),
     max_size=12,
 )
@@ -43,7 +44,7 @@ def test_each_stands_once_and_of_one_tier_newcomers_stand_last_and_by_arrival(pa
     for tier in DEFAULT_TIERS.names:
         fresh = [one for one in ordered if one.tier == tier and one.preemptions == 0]
         assert [one.is_newcomer for one in fresh] == sorted(one.is_newcomer for one in fresh)
-        arrivals = [one.since_s for one in fresh if one.is_newcomer]
+        arrivals = [one.since_s - one.ahead_s for one in fresh if one.is_newcomer]
         assert arrivals == sorted(arrivals)
 
 
@@ -73,6 +74,12 @@ def test_waiting_raises_a_request_and_so_does_being_preempted_twice():
     assert order(new, old) == ["old", "new"]
     twice = Parked("twice", BACKGROUND, 999.0, False, preemptions=2)
     assert order(new, twice) == ["twice", "new"]
+
+
+def test_an_earlier_place_counts_within_a_tier_and_is_no_wait():
+    step = Parked("step", BACKGROUND, 999.0, True, ahead_s=60.0)
+    older, higher = Parked("older", BACKGROUND, 990.0, True), Parked("higher", STANDARD, 999.0, True)
+    assert order(older, step, higher) == ["higher", "step", "older"]
 
 
 OLD = [Parked(f"old{place}", BACKGROUND, 940.0 + place, True, tokens=60) for place in range(4)]

@@ -120,6 +120,15 @@ def test_a_later_step_of_a_search_has_the_place_of_the_first_and_waits_for_no_fi
     engine.finish()
 
 
+def test_a_later_step_of_a_search_has_waited_since_it_came_itself(stepped):
+    engine, now_s = waited_for(stepped), time.monotonic()
+    later = engine.add("later", 200, 1, **{DECODE_SINCE_XARG: now_s - 60.0, SEARCH_STEP_XARG: True})
+    waits = engine.scheduler._view.parked(later, now_s)
+    assert now_s <= waits.since_s <= time.monotonic()
+    assert waits.since_s - waits.ahead_s == pytest.approx(now_s - 60.0)
+    engine.finish()
+
+
 def test_of_those_whose_memory_was_taken_the_one_that_is_least_ahead_now_comes_first(stepped):
     engine = stepped(500)
     for name in ("long_ago", "just_now"):
