@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -96,7 +97,7 @@ class TierAutoscaler:
         fewest, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
         self._scaler.bounds = fewest, most
         target = min(max(target, self._at_start(running, are_found=are_found)), most)
-        need = self._need(running, now_s) if running > 0 and are_found else None
+        need = self._need(running, target, now_s) if running > 0 and are_found else None
         scaled = self._scaler.decide(need, running, target, now_s)
         self._tell_decision(scaled, target, running)
         return scaled.target
@@ -137,11 +138,12 @@ class TierAutoscaler:
         starts_with, self._starts_with = self._starts_with, 0
         return starts_with if running == 0 else 0
 
-    def _need(self, running: int, now_s: float) -> Any:
+    def _need(self, running: int, target: int, now_s: float) -> Any:
         """What is needed of a tier of which some serve; None when nobody knows.
 
         While none serves, or the router can use none, nobody predicts what a prompt takes, or sees what is in
         use: all that there is to do would count as nothing. Without decode nothing is asked of prefill.
+        Without prefill decode needs what it has, and more if what it computes itself takes more.
         """
         demand = self._demand
         if demand is None or now_s - self._heard_s > _HOLDS_S:
@@ -150,7 +152,7 @@ class TierAutoscaler:
             return None
         if self._role == "prefill":
             return partial(prefill_need, demand.prefill, running, start_s=self._scaler.rules.start_s)
-        return partial(_without_waiting, demand)
+        return partial(_of_decode, demand, target if demand.prefill.replicas == 0 else 0)
 
     async def _ask(self, application: str) -> None:
         try:
@@ -183,6 +185,6 @@ class TierAutoscaler:
         )
 
 
-def _without_waiting(demand: FleetDemand, _: float) -> Need:
+def _of_decode(demand: FleetDemand, at_least: int, _: float) -> Need:
     """Decode's need does not depend on when another replica is up: what waits counts whole."""
-    return decode_need(demand.decode)
+    return replace(decode_need(demand.decode), at_least=at_least)

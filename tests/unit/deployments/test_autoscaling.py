@@ -297,6 +297,24 @@ async def test_while_no_decode_replica_can_be_used_prefill_is_not_taken_to_have_
     assert size == 4
 
 
+async def test_while_no_prefill_replica_can_be_used_decode_grows_and_does_not_shrink(monitor, clock):
+    """It may compute prompts itself; what else comes is refused before anybody asks what decode it takes."""
+    policy, sizes = TierAutoscaler("decode", "tiny", **(RULES | {"max_replicas": 8})), [4]
+    for prefill, memory, seconds in ((2, 3.0, 10), (0, 0.0, 700), (0, 4.8, 70), (0, 0.0, 700), (2, 0.0, 290)):
+        work = PrefillDemand(0.0, 0.0, replicas=prefill)
+        monitor.demand = FleetDemand(work, DecodeDemand(memory, 30, replicas=sizes[-1]))
+        size = sizes[-1]
+        for _ in range(seconds):
+            clock.s += 1
+            size = await settled(policy, running=size, target=size)
+        sizes.append(size)
+    assert sizes == [4, 4, 4, 6, 6, 6]
+    for _ in range(20):
+        clock.s += 1
+        size = await settled(policy, running=6, target=6)
+    assert size == 1
+
+
 @pytest.mark.slow
 async def test_it_asks_the_monitor_of_the_code_that_the_application_was_built_by(monkeypatch):
     """Serve's controller runs for long, and imports the code of its node."""
