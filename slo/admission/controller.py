@@ -264,8 +264,7 @@ class AdmissionController:
     def load(self, now_s: float) -> float:
         """Work that arrives per second for the fleet to do, over what it can do in a second."""
         self._refresh(now_s)
-        elsewhere = self._demand.shed_for_decode_work(now_s) / self._capacity if self._capacity > 0 else 0.0
-        return max(0.0, self._shared.load - elsewhere)
+        return self._shared.load
 
     def shown_load(self, now_s: float) -> float:
         """The load for people: infinite while requests come and no replica is there for them.
@@ -285,8 +284,8 @@ class AdmissionController:
         backlog_s = math.fsum(self.backlog_s(tier) for tier in self._due)
         if self._capacity > 0:
             return self.load(now_s) * self._capacity, backlog_s
-        work = math.fsum(map(math.fsum, (one.values() for one in self._demand.by_tenant(now_s).values())))
-        return max(0.0, work - self._demand.shed_for_decode_work(now_s)), backlog_s
+        tenants = self._demand.by_tenant(now_s).values()  # what came before the last replica was lost
+        return math.fsum(work for by_name in tenants for work in by_name.values()), backlog_s
 
     def refused_work(self, now_s: float) -> float:
         """Of the work that arrives, what is refused, in the same unit."""
@@ -335,7 +334,7 @@ class AdmissionController:
         if refused is not None and refused.lacked_decode:
             self.decode.turned_away(tier, request.decode, now_s, request.likeness)
             if not request.only_decode:
-                self._demand.shed_for_decode(request.work_s, now_s)
+                self._demand.shed_for_decode(tier, request.tenant, request.work_s, now_s)
             return refused
         if request.only_decode:
             return refused
@@ -359,12 +358,14 @@ class AdmissionController:
         is_above_of_decode = self._capacity > 0 and self.decode.is_above_share(tier)
         level = self._shed.get(tier, 0.0)
         shed = level * (1.0 if is_above_of_decode else of_prefill)
+        shed_of_prefill = min(shed, level * above_share)
         if shed > 0 and (drawn := self._draw()) < shed:
             refused = self._refused(RejectionReason.SHED_BY_POLICY, max(falls_s, rules.min_shed_retry_s))
-            is_of_decode = is_above_of_decode and (request.only_decode or drawn >= level * above_share)
+            is_of_decode = is_above_of_decode and (request.only_decode or drawn >= shed_of_prefill)
             return replace(refused, lacked_decode=is_of_decode)
         odds = NO_ODDS if is_calm else self._shared.odds.get(tier, NO_ODDS)
-        if (fraction := odds.beside(shed, request.tenant)) <= 0:
+        asked = 1.0 - shed + shed_of_prefill
+        if (fraction := odds.beside(shed_of_prefill, asked, request.tenant)) <= 0:
             return None
         chance = self._demand.chance(tier, request.tenant, request.work_s, fraction, rules.max_refusal)
         if (drawn := self._draw()) < chance:
@@ -378,9 +379,8 @@ class AdmissionController:
         """Divide the fleet anew, if that was long ago."""
         if now_s - self._refreshed_s >= _REFRESH_S:
             self._refreshed_s = now_s
-            self._shared = self._sharing.divided(
-                self._demand.by_tenant(now_s), self._capacity, self._reserved
-            )
+            asked, for_decode = self._demand.by_tenant(now_s), self._demand.shed_for_decode_work(now_s)
+            self._shared = self._sharing.divided(asked, for_decode, self._capacity, self._reserved)
 
     def _hear(self, asker: str, now_s: float) -> None:
         """Note that an asker lives; when nobody has said so for long, all others have that long anew."""

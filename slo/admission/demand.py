@@ -46,7 +46,8 @@ class RecentDemand:
         self._grown: dict[Tier, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._sizes: dict[Tier, dict[str, dict[int, _OfASize]]] = defaultdict(lambda: defaultdict(dict))
         """By tier, tenant, and power of two of the seconds that each takes."""
-        self._refused = self._for_decode = 0.0
+        self._shed_for_decode: dict[Tier, float] = defaultdict(float)
+        self._refused = 0.0
         self._decay = ExponentialDecay(memory_s)
 
     def arrived(self, tier: Tier, tenant: str, work_s: float, now_s: float) -> None:
@@ -76,13 +77,15 @@ class RecentDemand:
         """What was asked for at `asked_s` will not be done."""
         self._refused += work_s * self._decay.grown(asked_s)
 
-    def shed_for_decode(self, work_s: float, asked_s: float) -> None:
-        """What was asked for at `asked_s` will not be done, and prefill could have done it."""
-        self._for_decode += work_s * self._decay.grown(asked_s)
+    def shed_for_decode(self, tier: Tier, tenant: str, work_s: float, asked_s: float) -> None:
+        """What was asked for at `asked_s` is not prefill's to do, as its class has its share of decode."""
+        self.withdrawn(tier, tenant, work_s, asked_s)
+        self._shed_for_decode[tier] += work_s * self._decay.grown(asked_s)
 
-    def shed_for_decode_work(self, now_s: float) -> float:
-        """Of the arriving work, what is not done for want of decode alone, seconds per second."""
-        return self._for_decode * self._decay.kept(now_s) / self.memory_s
+    def shed_for_decode_work(self, now_s: float) -> dict[Tier, float]:
+        """Work that arrives beside that of `by_tenant` and is shed for decode alone, seconds per second."""
+        scale = self._decay.kept(now_s) / self.memory_s
+        return {tier: grown * scale for tier, grown in self._shed_for_decode.items()}
 
     def refused_work(self, now_s: float) -> float:
         """Of the arriving work, what is refused, seconds per second."""
@@ -118,7 +121,8 @@ class RecentDemand:
 
     def _rescale(self, factor: float) -> None:
         self._refused *= factor
-        self._for_decode *= factor
+        for tier in self._shed_for_decode:
+            self._shed_for_decode[tier] *= factor
         for tier, tenants in self._grown.items():
             for name, grown in list(tenants.items()):
                 if grown * factor < _FORGOTTEN:

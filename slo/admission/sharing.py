@@ -33,14 +33,19 @@ class Odds(NamedTuple):
         """The part of what a tenant asks for that is too much."""
         return self.by_tenant.get(tenant, self.with_reserve)
 
-    def beside(self, shed: float, tenant: str) -> float:
-        """The part that a tenant loses of what is left when `shed` of its class was refused before.
+    def beside(self, shed: float, asked: float, tenant: str) -> float:
+        """The part that a tenant loses of what is left when some of its class was refused before.
 
         Of the class both together refuse no more than the larger of the two does alone.
+
+        Args:
+            shed: That, as a part of all that comes.
+            asked: Of all that comes, what is asked of the fleet; `shed` included.
+            tenant: Who.
         """
-        if shed >= self.with_reserve:
+        if shed >= self.with_reserve * asked:
             return 0.0
-        return self.of(tenant) * (1.0 - shed / self.with_reserve) / (1.0 - shed)
+        return self.of(tenant) * (asked - shed / self.with_reserve) / (asked - shed)
 
     def reason(self, drawn: float) -> RejectionReason:
         """What somebody is refused for, by a number that was drawn from 0 to below what is too much."""
@@ -61,7 +66,8 @@ class Shared:
         kept: That of classes that may not be shed.
         odds: By class, where somebody may be refused for a share.
         parts: Of the fleet, by class that may be shed: its share, or what others leave.
-        above_share: By such a class, the part of what it asks for that is above its share of the fleet.
+        above_share: By such a class, the part of what it asks for that is above its share of the fleet, what
+            is shed of it for decode alone included.
         over_part: Who asks for more than their part, of the classes that may not be shed, when these ask for
             more than the fleet can do. All others of them together ask for less, so that what is late is
             served beside them.
@@ -90,11 +96,18 @@ class Sharing:
         self._shares = {tier: max(policy.share, _LEAST) for tier, policy in tiers.items()}
         self._sheddable = frozenset(tiers.sheddable)
 
-    def divided(self, asked: Mapping[Tier, Mapping[str, float]], capacity: float, reserved: float) -> Shared:
+    def divided(
+        self,
+        asked: Mapping[Tier, Mapping[str, float]],
+        for_decode: Mapping[Tier, float],
+        capacity: float,
+        reserved: float,
+    ) -> Shared:
         """Divide the fleet.
 
         Args:
             asked: Work that arrives by class and tenant, seconds per second.
+            for_decode: What arrives beside that and is shed for decode alone, by class.
             capacity: What the fleet can do, in the same unit; with none nobody is refused for a share.
             reserved: Fraction of the fleet that is kept for the top tier.
         """
@@ -116,7 +129,12 @@ class Sharing:
             )
             for tier in self._sheddable
         }
-        above_share = {tier: max(0.0, 1.0 - self._shares[tier] / demand) for tier, demand in shed.items()}
+        wanted = {
+            tier: demands.get(tier, 0.0) + for_decode.get(tier, 0.0) / capacity for tier in self._sheddable
+        }
+        above_share = {
+            tier: max(0.0, 1.0 - self._shares[tier] / demand) for tier, demand in wanted.items() if demand > 0
+        }
         over_part = self._asking_for_too_much(tenants) if kept > 1 else frozenset()
         odds = self._odds(tenants, shed, load, kept, reserved)
         return Shared(load, kept, odds, parts, above_share, over_part)

@@ -150,6 +150,30 @@ def test_what_is_shed_for_decode_does_not_change_what_is_asked_of_prefill_beside
     assert admission.refused_work(240.0) == pytest.approx(work, rel=0.05)
 
 
+def test_what_is_shed_for_decode_takes_nothing_of_prefill_from_others():
+    """With what background asks for, which never comes to prefill, the fleet would be under pressure."""
+    admission = crowded()
+    admission.decide(request("queue", STANDARD), 0.0)
+    for number in range(2000):
+        at_s = 0.1 * number
+        asked = request(number, work_s=0.9 * SHARES[BACKGROUND] * 0.1)
+        shed = admission.decide(replace(asked, likeness=number % 33), at_s)
+        assert (shed.reason, shed.lacked_decode) == (RejectionReason.SHED_BY_POLICY, True)
+        other = request(number, STANDARD, work_s=0.75 * 0.1)
+        assert admission.decide(other, at_s) is None
+        admission.ended(other.job_id, at_s)
+    assert admission.load(200.0) == pytest.approx(0.75, rel=0.02)
+
+
+def test_a_tier_that_is_shed_for_decode_too_has_its_share_of_prefill_and_no_more():
+    admission = crowded()
+    admission.follow({}, 0.0)
+    assert admission.decide(request("queue"), 0.0) is None
+    admission.follow({BACKGROUND: 0.25}, 0.0)
+    fate = offer(admission, offered(premium=2.0, background=0.3), seconds=900.0)[BACKGROUND, "a"]
+    assert part_admitted(fate) * 0.3 == pytest.approx(SHARES[BACKGROUND], rel=0.08)
+
+
 def test_what_only_decode_can_compute_and_is_shed_for_its_share_lacks_decode():
     admission = crowded(work_s=SHARES[BACKGROUND] * 20.0 * 10)
     refused = [
