@@ -39,11 +39,11 @@ from decode_node.requests.placing import Placing
 from decode_node.requests.remote_prefill import RemotePrefill
 from decode_node.tokenizing import decoding, turns
 from decode_node.tokenizing.conversions import conversions_apart
-from kv_transfer.cores import bind_engine
-from kv_transfer.engine import ReplicaEngine
-from kv_transfer.engine_processes import unlink_shared_memory
-from kv_transfer.engine_watchdog import EngineWatchdog
-from kv_transfer.places import Places
+from engine_host.cores import bind_engine
+from engine_host.engine import ReplicaEngine
+from engine_host.places import Places
+from engine_host.processes import unlink_shared_memory
+from engine_host.watchdog import EngineWatchdog
 from kv_transfer.side_channel import take_port
 from slo.liveness import HUNG_AFTER_S
 from slo.model_digest import OTHER_MODEL, UNTOLD, ModelDigest, is_same_model

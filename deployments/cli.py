@@ -48,7 +48,7 @@ from deployments.options import ApplicationOption, ModelOption, check_directory,
 from deployments.simulate import SimulateError
 from deployments.simulate.command import simulate
 from deployments.timeline.command import timeline as draw_timeline
-from kv_transfer.cores import usable_cores
+from engine_host.cores import usable_cores
 from observability.files import write as write_observability
 
 if TYPE_CHECKING:

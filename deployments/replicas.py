@@ -27,8 +27,8 @@ from deployments.local.launcher import DECODE_PREFIX, PREFILL_PREFIX
 from deployments.models.digest import model_digest
 from deployments.models.found import FoundModel
 from deployments.parser_files import ConfigWithParsers
+from engine_host.shared_gpu import GPU_PER_WORKER
 from kv_transfer.connector import KVRole
-from kv_transfer.shared_gpu import GPU_PER_WORKER
 from kv_transfer.side_channel import PORT_BASE
 from prefill_node.engine_setup import EngineSetup, shares_of
 from prefill_node.replica.server import PrefillNodeConfig, PrefillServer

@@ -1,7 +1,7 @@
 """When an engine counts as hung: work waits there, and for too long nothing has come of it.
 
 Owns the limit and the account of time without progress, pure. What progress is, and what becomes of a hung
-engine, is `kv_transfer.engine_watchdog`'s.
+engine, is `engine_host.watchdog`'s.
 """
 
 from __future__ import annotations

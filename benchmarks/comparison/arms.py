@@ -25,7 +25,7 @@ from benchmarks.harness.local_server import (
 )
 from benchmarks.harness.ray_application import says_ready
 from deployments.local.ending import kill_after
-from kv_transfer.engine_processes import named_shared_memory
+from engine_host.processes import named_shared_memory
 from slo.tiers import PREMIUM, STANDARD, Tier
 
 PORT = 18441

@@ -2,7 +2,7 @@
 
 from vllm.v1.worker.gpu_worker import Worker
 
-from kv_transfer.shared_gpu import TakesTurns
+from engine_host.shared_gpu import TakesTurns
 from sampling.worker import CarryingWorker
 
 

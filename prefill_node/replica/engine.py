@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kv_transfer.engine import ReplicaEngine
+from engine_host.engine import ReplicaEngine
 from prefill_node.engine_setup import ASYNC_SCHEDULER, SCHEDULER, EngineSetup
 from prefill_node.refusal import why_not
 

@@ -20,7 +20,7 @@ from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.tracing import extract_trace_headers
 
-from kv_transfer.places import Places
+from engine_host.places import Places
 from prefill_node.release import Release
 from prefill_node.replica.governing.governor import Governor
 from prefill_node.replica.governing.ledger import Accepted

@@ -17,7 +17,7 @@ from telemetry.catalogue import PREFILL_OUTSTANDING
 from telemetry.reporting.draining import is_draining
 
 if TYPE_CHECKING:
-    from kv_transfer.engine_watchdog import EngineWatchdog
+    from engine_host.watchdog import EngineWatchdog
     from telemetry.engine_tap import EngineTap
     from telemetry.instruments import Instruments
 

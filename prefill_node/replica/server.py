@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 from ray.serve.llm.deployment import PDPrefillServer
 
-from kv_transfer.cores import bind_engine
-from kv_transfer.engine_processes import unlink_shared_memory
-from kv_transfer.engine_watchdog import EngineWatchdog
-from kv_transfer.places import Places
+from engine_host.cores import bind_engine
+from engine_host.places import Places
+from engine_host.processes import unlink_shared_memory
+from engine_host.watchdog import EngineWatchdog
 from kv_transfer.side_channel import take_port
 from prefill_node.board.board import Board, BoardUnavailableError
 from prefill_node.engine_setup import EngineSetup

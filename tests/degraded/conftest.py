@@ -12,7 +12,7 @@ from serving import start
 
 from benchmarks.harness.otlp import receiving
 from benchmarks.harness.tiny_models import build_tiny_llama
-from kv_transfer.engine_processes import named_shared_memory
+from engine_host.processes import named_shared_memory
 
 KEYS = {"acme": "key-of-acme", "single": "key-of-single"}
 _FAULTS = Path(fleets.__file__).parent / "faults"

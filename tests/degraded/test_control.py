@@ -12,7 +12,7 @@ from fleet import actor, family, until
 from processes import replicas
 from steady_load import WAIT_S
 
-from kv_transfer.engine_processes import shared_memory_of
+from engine_host.processes import shared_memory_of
 from slo import protocol
 from slo.reports import ReplicaGone
 from slo.request import ReplicaId

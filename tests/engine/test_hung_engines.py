@@ -13,9 +13,8 @@ from vllm import SamplingParams
 from vllm.inputs import TokensPrompt
 
 from benchmarks.harness.offline_engine import async_engine
-from kv_transfer import engine_watchdog
-from kv_transfer.engine_processes import shared_memory_of, unlink_shared_memory
-from kv_transfer.engine_watchdog import EngineWatchdog
+from engine_host.processes import shared_memory_of, unlink_shared_memory
+from engine_host.watchdog import EngineWatchdog
 from prefill_node.engine_setup import EngineSetup
 from telemetry.engine_tap import EngineTap
 from telemetry.instruments import Instruments
@@ -65,7 +64,7 @@ def running(*names):
 
 async def test_an_engine_that_does_not_end_when_it_is_killed(models, monkeypatch):
     """As one does that waits in the kernel for a device; here nobody kills it."""
-    monkeypatch.setattr(engine_watchdog, "kill_engine", lambda _: None)
+    monkeypatch.setattr("engine_host.watchdog.kill_engine", lambda _: None)
     with async_engine(models("llama"), max_model_len=4096, disable_log_stats=False) as (engine, _):
         watchdog = watched(engine, None, 1)
         assert await ask(engine, "first", max_tokens=4) == 4

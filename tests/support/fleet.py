@@ -19,7 +19,7 @@ from steady_load import SteadyLoad
 from waiting import at_rest
 
 from deployments.local.launcher import APP_NAME
-from kv_transfer.engine_processes import named_shared_memory, shared_memory_of
+from engine_host.processes import named_shared_memory, shared_memory_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

@@ -8,7 +8,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ADR = ROOT / "docs/adr/0001-engines-unforked-through-their-extension-points.md"
-SERVING = ("deployments", "router", "prefill_node", "decode_node", "kv_transfer", "sampling", "telemetry")
+SERVING = (
+    "deployments",
+    "router",
+    "prefill_node",
+    "decode_node",
+    "engine_host",
+    "kv_transfer",
+    "sampling",
+    "telemetry",
+)
 OURS = "_slackserve_"
 """How attributes of our own on foreign objects begin."""
 

@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 
-from kv_transfer.places import Places
+from engine_host.places import Places
 from prefill_node.replica.governing.ledger import PrefillLedger
 from prefill_node.replica.jobs import JobTable
 from sampling.carried import PrefillRequest, first_token

@@ -22,8 +22,8 @@ from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.underway import Call, Underway
 from decode_node.server import DecodeServer
 from decode_node.spans import RequestSpans
+from engine_host.places import Places
 from kv_transfer import side_channel
-from kv_transfer.places import Places
 from slo.model_digest import OTHER_MODEL, UNTOLD, ModelDigest
 from slo.reports import AwaitedKv
 from slo.request import CONTEXT_HEADER, JobId, Party, ReplicaId, RequestContext

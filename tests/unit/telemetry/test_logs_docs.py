@@ -21,6 +21,7 @@ PAGE = (ROOT / "docs" / "logs.md").read_text()
 ROOMS = (
     "decode_node",
     "deployments",
+    "engine_host",
     "kv_transfer",
     "prefill_node",
     "router",

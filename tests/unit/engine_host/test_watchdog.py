@@ -7,17 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from kv_transfer import engine_watchdog
-from kv_transfer.engine_watchdog import EngineWatchdog
+from engine_host import watchdog
+from engine_host.watchdog import EngineWatchdog
 from slo.reports import EngineEnd
 
 
 @pytest.fixture
 def killed(monkeypatch):
     found = []
-    monkeypatch.setattr(engine_watchdog, "kill_engine", found.append)
-    monkeypatch.setattr(engine_watchdog, "_ANSWER_S", 0.05)
-    monkeypatch.setattr(engine_watchdog, "_END_S", 0.0)
+    monkeypatch.setattr(watchdog, "kill_engine", found.append)
+    monkeypatch.setattr(watchdog, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(watchdog, "_END_S", 0.0)
     return found
 
 

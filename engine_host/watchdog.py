@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
-from kv_transfer.engine_processes import give_up_engine, kill_engine
+from engine_host.processes import give_up_engine, kill_engine
 from slo.liveness import HUNG_AFTER_S, StallAccount, stall_limit_s
 from slo.reports import EngineEnd
 from telemetry import logs

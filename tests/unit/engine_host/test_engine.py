@@ -8,8 +8,8 @@ import pytest
 from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 from vllm import envs
 
-from kv_transfer import engine
-from kv_transfer.engine import EngineNotStartedError, ReplicaEngine
+from engine_host import engine
+from engine_host.engine import EngineNotStartedError, ReplicaEngine
 
 
 @pytest.fixture

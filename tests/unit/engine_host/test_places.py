@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from kv_transfer.places import Places
+from engine_host.places import Places
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 

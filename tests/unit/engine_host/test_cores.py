@@ -3,8 +3,8 @@ import socket
 
 import pytest
 
-from kv_transfer import cores
-from kv_transfer.cores import bind_engine, cpu_quota, usable_cores, within_quota
+from engine_host import cores
+from engine_host.cores import bind_engine, cpu_quota, usable_cores, within_quota
 
 V1 = "5:memory:/docker/a\n4:cpu,cpuacct:/docker/a\n0::/\n"
 

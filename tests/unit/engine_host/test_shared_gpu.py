@@ -13,7 +13,7 @@ import pytest
 WORKER = """
 import json, os, sys, time
 from types import SimpleNamespace
-from kv_transfer.shared_gpu import TakesTurns
+from engine_host.shared_gpu import TakesTurns
 
 class Worker:
     rank = int(sys.argv[2])
