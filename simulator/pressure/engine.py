@@ -1,8 +1,9 @@
 """A decode engine in virtual time, step by step, whose KV memory is given out in blocks.
 
 As vLLM's scheduler: running requests first, in their order, each for its next tokens; who finds no block
-takes the memory of another one; those that wait come after that, unless memory was taken in this step. Owns
-blocks, steps and the clock. Whose memory is taken and who may start is a way's (`simulator.pressure.ways`).
+takes the memory of another one; those that wait come after that, unless memory was taken in this step.
+Whoever comes back is spared what nobody has overwritten, as by vLLM's prefix cache. Owns steps and the clock.
+Whose memory is taken and who may start is a way's (`simulator.pressure.ways`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Protocol
 
 from simulator.cost.decode_steps import DecodeModel
 from simulator.pressure.decoding import PressedRequest, PressedStream
+from simulator.pressure.free_blocks import FreeBlocks
 from simulator.pressure.slowness import Slowness
 from slo.decode.step_time import StepShape
 from slo.decode.victims import TakenBy
@@ -123,23 +125,23 @@ class PressedEngine:
     again: int = 0
     _moved: int = 0
     _has_taken: bool = False
-    _free: int = 0
     _host: int = 0
     _held: dict[PressedStream, int] = field(default_factory=dict)
     _before: dict[PressedStream, int] = field(default_factory=dict)
     _left_out: frozenset[PressedStream] = frozenset()
     _batch: frozenset[PressedStream] = frozenset()
+    _free: FreeBlocks = field(init=False)
     _slowness: Slowness = field(init=False)
 
     def __post_init__(self) -> None:  # noqa: D105 - sets what the arguments say
         self._slowness = Slowness(self.setup.noise, self.setup.drift, self.setup.seed)
-        self._free, self._host = self.setup.blocks, self.setup.host_blocks
+        self._free, self._host = FreeBlocks(self.setup.blocks), self.setup.host_blocks
         self.chunk_tokens = self.setup.chunk_tokens
 
     @property
     def free_blocks(self) -> int:
         """Blocks that nobody holds."""
-        return self._free
+        return self._free.count
 
     @property
     def free_host_blocks(self) -> int:
@@ -193,7 +195,7 @@ class PressedEngine:
             self._host -= blocks
             self._moved += blocks
             one.swapped = one.computed
-        self._free += self._held.pop(one)
+        self._frees(one)
         self._before[one] = max(one.computed, self._before.get(one, 0))
         one.computed = 0
         one.preemptions += 1
@@ -226,7 +228,7 @@ class PressedEngine:
         """Forget a request that does not run: its KV will not come."""
         if one in self.pulling:
             self.pulling.remove(one)
-            self._free += self._held.pop(one)
+            self._frees(one)
         else:
             self.waiting.remove(one)
 
@@ -271,7 +273,7 @@ class PressedEngine:
         step: dict[PressedStream, int] = {}
         budget = self.setup.step_tokens
         for one in [one for one in self.running if one not in self._left_out]:
-            while one in self.running and self.next_blocks(one) > self._free:
+            while one in self.running and self.next_blocks(one) > self.free_blocks:
                 victim = self.way.victim(self)
                 self._has_taken = True
                 step.pop(victim, None)
@@ -285,7 +287,7 @@ class PressedEngine:
     def _start_waiting(self, step: dict[PressedStream, int]) -> None:
         budget = self.setup.step_tokens - sum(step.values())
         for one in self.way.order(self):
-            has_blocks = self.setup.blocks_of(one.length) <= self._free
+            has_blocks = self.setup.blocks_of(one.length) <= self.free_blocks
             if len(self.running) + len(self.pulling) >= self.setup.max_seqs or budget <= 0 or not has_blocks:
                 break
             if not self.way.admits(self, one):
@@ -302,7 +304,10 @@ class PressedEngine:
                 self._host += blocks
                 self._moved += blocks
                 one.computed, one.swapped = one.swapped, 0
-            elif one.parked_s is None and self.setup.pulls:
+            elif one.parked_s is not None:
+                self._held[one] = self._free.give_again(one)
+                one.computed = self.held(one) * self.setup.block_tokens
+            elif self.setup.pulls:
                 one.computed = one.length - 1
             one.started, one.parked_s = one.emitted, None
             new = min(self.next_tokens(one), budget)
@@ -312,12 +317,15 @@ class PressedEngine:
 
     def _give(self, one: PressedStream, new: int) -> None:
         needed = self.setup.blocks_of(one.computed + new)
-        self._free -= max(0, needed - self.held(one))
+        self._free.give(max(0, needed - self.held(one)))
         self._held[one] = max(needed, self.held(one))
+
+    def _frees(self, one: PressedStream) -> None:
+        self._free.come_back(one, self._held.pop(one), one.computed // self.setup.block_tokens)
 
     def _ends(self, one: PressedStream) -> None:
         self.running.remove(one)
-        self._free += self._held.pop(one)
+        self._frees(one)
         self._before.pop(one)
         self.done.append(one)
         self.way.ended(one)

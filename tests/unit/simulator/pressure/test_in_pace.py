@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from random import Random
+from statistics import mean
 
 import pytest
 
@@ -74,7 +75,10 @@ def test_without_objectives_it_is_ours():
 
 def test_memory_that_is_short_and_pace_go_together():
     """Blocks balance, everybody ends, and premium loses neither memory nor pace."""
-    engine, met = served(InPace(DEFAULT_TIERS), asked(14), replace(SETUP, blocks=300))
-    assert any(one.preemptions for one in engine.done)
-    assert not any(one.preemptions for one in engine.done if one.asked.tier == PREMIUM)
-    assert met[PREMIUM] > 0.97
+    parts = []
+    for seed in range(1, 5):
+        engine, met = served(InPace(DEFAULT_TIERS), asked(14, seed=seed), replace(SETUP, blocks=300))
+        assert any(one.preemptions for one in engine.done)
+        assert not any(one.preemptions for one in engine.done if one.asked.tier == PREMIUM)
+        parts.append(met[PREMIUM])
+    assert mean(parts) > 0.97

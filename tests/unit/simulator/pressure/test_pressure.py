@@ -18,6 +18,7 @@ from simulator.pressure.ways import (
     Retract,
     RetractForPriority,
 )
+from slo.decode.victims import TakenBy
 from slo.tiers import DEFAULT_TIERS, PREMIUM, STANDARD, Tier
 
 BACKGROUND = Tier("background")
@@ -86,7 +87,18 @@ def test_whoever_came_last_computes_again_what_the_cheapest_would_not():
     again = {
         way: (served := engine(way, 120)).run(requests) and served.again for way in ("first come", "ours")
     }
-    assert again["ours"] < again["first come"] / 2
+    assert again["ours"] < 0.6 * again["first come"]
+
+
+def test_whoever_comes_back_computes_nothing_that_nobody_has_overwritten():
+    served = engine("first come", 40)
+    served.arrives(PressedRequest("a", STANDARD, 0.0, 300, 10, 10))
+    served.step()
+    (one,) = served.running
+    served.take(one, TakenBy.RECOMPUTE)
+    assert served.free_blocks == 40
+    served.step()
+    assert (one.computed, served.again) == (301, 300 % 16)
 
 
 def test_with_host_memory_for_all_nothing_is_computed_again():
