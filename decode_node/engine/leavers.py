@@ -19,8 +19,8 @@ _AT_MOST: Final = 4.0
 """So many times what was learned before, one alone may teach: a slow client keeps its stream away too."""
 _FORGETTING_RATE: Final = 0.01
 """Of what was learned, with each victim that stays: after a bad hour nobody would leave any more."""
-_AWAY_S: Final = 600.0
-"""After so long one that has left does not come back: its client has gone."""
+_MOST_AWAY: Final = 10_000
+"""So many are remembered, the last to leave: nobody says that the client of one has gone meanwhile."""
 
 
 class Leavers:
@@ -45,9 +45,9 @@ class Leavers:
         self._remember(account, account.preemptions_before, account.lost_tokens, now_s)
 
     def _remember(self, account: StreamAccount, preemptions: int, tokens: int, now_s: float) -> None:
-        while self.away and now_s - next(iter(self.away.values())).left_s >= _AWAY_S:
-            del self.away[next(iter(self.away))]
         self.away.pop(account.job, None)  # it is the last to leave, not where it was
+        if len(self.away) >= _MOST_AWAY:
+            del self.away[next(iter(self.away))]
         self.away[account.job] = account.leaves(preemptions, tokens, now_s)
 
     def is_back(self, account: StreamAccount, now_s: float) -> bool:

@@ -53,6 +53,20 @@ def test_one_that_waited_long_before_it_left_is_known_when_it_comes_back():
     assert leavers.is_back(account(702.0), 702.0)
 
 
+def test_however_long_one_is_away_it_is_known_and_its_way_teaches():
+    leavers = Leavers()
+    before = leavers.takes
+    request = SimpleNamespace(num_computed_tokens=100)
+    leavers.leave(request, account(0.0), 1, 10.0)
+    leavers.leave(request, account(0.0, "another"), 1, 5000.0)
+    back = account(5001.0)
+    assert leavers.is_back(back, 5001.0)
+    assert (back.arrived_s, back.parked_s, back.preemptions_before) == (0.0, 10.0, 1)
+    back.pulls_since_s = 5001.0
+    leavers.took(back, ALONE_S, 5001.2)
+    assert leavers.takes > before
+
+
 def test_those_that_are_away_are_not_looked_at_with_each_that_leaves():
     looked_at = []
 
@@ -67,10 +81,11 @@ def test_those_that_are_away_are_not_looked_at_with_each_that_leaves():
         one = SimpleNamespace(job=f"{number}", leaves=lambda *_: Remembered())
         leavers.leave(SimpleNamespace(num_computed_tokens=100), one, 1, 10.0)
     assert len(leavers.away) == 100
-    assert len(looked_at) <= 100, "the oldest alone"
+    assert not looked_at
 
 
-def test_one_that_leaves_once_more_keeps_nobody_from_being_forgotten():
+def test_one_that_leaves_once_more_keeps_nobody_from_being_forgotten(monkeypatch):
+    monkeypatch.setattr("decode_node.engine.leavers._MOST_AWAY", 2)
     leavers = Leavers()
     request = SimpleNamespace(num_computed_tokens=100)
     for job, now_s in (("twice", 0.0), ("once", 1.0), ("twice", 500.0), ("last", 700.0)):

@@ -77,7 +77,7 @@ def test_one_that_is_back_and_does_not_get_its_kv_is_remembered_however_that_end
 
 
 def test_one_that_does_not_come_back_is_forgotten(stepped, monkeypatch):
-    monkeypatch.setattr("decode_node.engine.leavers._AWAY_S", 0.0)
+    monkeypatch.setattr("decode_node.engine.leavers._MOST_AWAY", 1)
     engine = stepped(50)
     leaves(engine, "first")
     assert list(engine.scheduler._leavers.away) == ["first"]
