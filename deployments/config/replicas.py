@@ -184,6 +184,7 @@ _RESERVED_ENGINE_KWARGS = {
         ("kv_offloading_size", "kv_offloading_backend"),
         "SlackServe has no prefix cache beyond the engines' own memory: leave it out",
     ),
+    "stream_interval": "the first token that decode adds tells that the KV cache has come: leave it out",
 }
 _MAPPINGS: Final = frozenset(
     {

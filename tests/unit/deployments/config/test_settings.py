@@ -199,6 +199,7 @@ def test_defaults_are_the_documented_tiers():
                 ("spec_tokens", 4, "use speculative_config"),
                 ("kv_offloading_size", 4.0, "has no prefix cache beyond the engines' own memory"),
                 ("kv_offloading_backend", "native", "has no prefix cache beyond the engines' own memory"),
+                ("stream_interval", 20, "tells that the KV cache has come: leave it out"),
                 ("max_num_batched_tokens", "8192", "is a number from 1 on, not '8192'"),
                 ("max_num_seqs", 0, "is a number from 1 on, not 0"),
                 ("speculative_config", "ngram", "has keys and values of its own, not 'ngram'"),
