@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import mean
 from typing import Any, Final
 
 from benchmarks.report import markdown, result
@@ -240,7 +241,32 @@ def overload() -> str:
     return markdown(columns, rows)
 
 
+_OPTIMA: Final = {
+    "flowprefill-8b": "Llama-3-8B",
+    "flowprefill-14b": "Qwen2.5-14B",
+    "flowprefill-70b": "Llama-3-70B, TP 4",
+    "flowprefill-8b_azure_llm_2023_conv": "Azure 2023, Llama-3-8B",
+}
+
+
+def offline_optimum() -> str:
+    """What anybody could have had on time with all arrivals known, and what two arms reach of it."""
+    table = []
+    for level in (0.9, 0.99):
+        for name, title in _OPTIMA.items():
+            rows = [row for row in result(f"cores/offline_optimum/{name}")["rows"] if row["level"] == level]
+            cells = [f"{mean(row['optimum_rps'] for row in rows):.2f}"]
+            for arm in rows[0]["arms_rps"]:
+                parts = [row["arms_rps"][arm] / row["optimum_rps"] for row in rows]
+                reached = mean(row["arms_rps"][arm] for row in rows)
+                cells.append(f"{reached:.2f} ({min(parts):.0%} to {max(parts):.0%})")
+            table.append([f"{level:.0%}", title, *cells])
+    arms = [_TITLES[arm] for arm in rows[0]["arms_rps"]]
+    return markdown(["In time", "", "Optimum, requests/s", *arms], table)
+
+
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
+    "offline-optimum": offline_optimum,
     "patience": patience,
     "tight": tight,
     "held-out-90": lambda: held_out("cores/held_out", "90%"),
