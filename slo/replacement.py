@@ -16,7 +16,7 @@ from slo.tiers import Tier
 
 
 class FailureCause(enum.StrEnum):
-    """How a prefill failed; the values label metrics."""
+    """How a call to a prefill or decode replica failed; the values label metrics."""
 
     REPLICA_DIED = "replica_died"
     """The call to the replica ended with the replica."""
@@ -27,7 +27,7 @@ class FailureCause(enum.StrEnum):
     PULL_FAILED = "pull_failed"
     """The prefill was done, and its KV cache could not be pulled, or not in time."""
     NO_REPLICA = "no_replica"
-    """Serve knows of no prefill replica that runs."""
+    """Serve knows of no replica of that tier that runs."""
     REQUEST_FAILED = "request_failed"
     """The replica answered with an error of its own, and goes on serving."""
     OTHER_MODEL = "other_model"

@@ -135,10 +135,12 @@ class EngineEnd(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaGone(Message):
-    """A replica can serve nothing any more: its engine has died, and Serve will replace it.
+    """A replica serves nothing any more.
+
+    It was shut down, its engine has died, or whoever called it found it lost.
 
     Attributes:
-        ended: Its role and how its engine ended, from the replica itself: its own counts are lost with it.
+        ended: Its role and how its engine ended, where the replica itself reports that; None otherwise.
     """
 
     replica_id: ReplicaId

@@ -180,7 +180,10 @@ class SlackServeConfig(Section):
     @model_validator(mode="after")
     def _steps_ahead_where_it_can_be(self) -> Self:
         if "async_scheduling" in self.prefill.engine_kwargs:
-            msg = "prefill.engine_kwargs may not set 'async_scheduling'; SlackServe's scheduler needs it off"
+            msg = (
+                "prefill.engine_kwargs may not set 'async_scheduling'; SlackServe sets it: "
+                "off wherever a step may be stopped"
+            )
             raise ValueError(msg)
         if self.decode.engine_kwargs.get("async_scheduling", False) is not False:
             msg = "decode.engine_kwargs may set 'async_scheduling' to false only; it is on where it can be"

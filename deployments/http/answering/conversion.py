@@ -1,8 +1,8 @@
 """What a decode replica's tokenizer answers alone: the tokens of a text or a chat, or the text of tokens.
 
 Neither the router nor a tenant's limits are asked about it, and one thread of a replica does it for all,
-beside the one for prompts (`decode_node.rendering.conversions_apart`). Owns how many of them a tenant has at
-a time, and how long one may take.
+beside the one for prompts (`decode_node.tokenizing.conversions.conversions_apart`). Owns how many of them a
+tenant has at a time, and how long one may take.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def test_defaults_are_the_documented_tiers():
         (
             {"prefill": {"engine_kwargs": {"async_scheduling": False}}},
             "prefill.engine_kwargs",
-            "SlackServe's scheduler needs it off",
+            "off wherever a step may be stopped",
         ),
         (
             {"decode": {"engine_kwargs": {"async_scheduling": True}}},
