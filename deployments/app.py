@@ -23,20 +23,18 @@ from deployments.http.key_watch import KeyWatch
 from deployments.http.routes import make_ingress
 from deployments.http.served_model import ModelConfig, WaysConfig
 from deployments.local.cpu_plan import CorePlan, Workers, plan_cores
-from deployments.local.launcher import ROUTER_NAME
 from deployments.local.machine import SMALL_CPUS
 from deployments.models.card import card_of
 from deployments.models.embedded import ModelStoreError
 from deployments.models.found import FoundModel
 from deployments.monitor.actor import MonitorOptions, start_own_monitor
+from deployments.names import INGRESS_NAME, ROUTER_NAME
 from deployments.replicas import NO_LIMIT, logging_of, replicas
 from router.serve.deployment import SlackRouter
 from router.serve.ingress_choice import AnyIngress
 from router.serve.model_router import Route, RouterConfig
 from slo.predict.handoff import TransferFit
 from telemetry.reporting.of_model import in_names
-
-INGRESS_NAME = "Ingress"
 
 
 def build(config: SlackServeConfig) -> serve.Application:

@@ -23,9 +23,9 @@ from deployments.config.settings import SlackServeConfig
 from deployments.engine_kwargs import engine_kwargs, stock_prefill
 from deployments.local.cpu_plan import CorePlan
 from deployments.local.engine_start import cpu_environment
-from deployments.local.launcher import DECODE_PREFIX, PREFILL_PREFIX
 from deployments.models.digest import model_digest
 from deployments.models.found import FoundModel
+from deployments.names import DECODE_PREFIX, PREFILL_PREFIX
 from deployments.parser_files import ConfigWithParsers
 from engine_host.shared_gpu import GPU_PER_WORKER
 from kv_transfer.connector import KVRole

@@ -40,11 +40,6 @@ if TYPE_CHECKING:
     from deployments.config.settings import SlackServeConfig
 
 APP_NAME: Final = "slackserve"
-ROUTER_NAME: Final = "Router"
-PREFILL_PREFIX: Final = "Prefill:"
-"""The names of the prefill deployments begin with this."""
-DECODE_PREFIX: Final = "Decode:"
-"""The names of the decode deployments begin with this."""
 _POLL_S: Final = 1.0
 """Between two looks at the parts: each takes CPU that they need to start."""
 _STOP_TIMEOUT_S: Final = 20.0

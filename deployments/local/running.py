@@ -15,7 +15,8 @@ from ray._private.services import find_gcs_addresses
 from ray.exceptions import RayError
 from ray.serve.schema import ApplicationStatus
 
-from deployments.local.launcher import APP_NAME, DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
+from deployments.local.launcher import APP_NAME
+from deployments.names import DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
 from telemetry.reporting.monitor_client import monitors_of
 from telemetry.reporting.of_model import OfModel, in_names
 

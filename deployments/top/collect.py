@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from rich.live import Live
 
-from deployments.local.launcher import ROUTER_NAME
 from deployments.local.running import NotRunningError, RunningDeployment
+from deployments.names import ROUTER_NAME
 from deployments.top.frame import DecodeRow, Frame, PrefillRow
 from deployments.top.view import view
 from slo.monitor.messages import Role

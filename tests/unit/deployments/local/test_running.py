@@ -10,8 +10,8 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
 
 from deployments.local import running
-from deployments.local.launcher import DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
 from deployments.local.running import NotRunningError
+from deployments.names import DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
 from telemetry.reporting import monitor_client
 
 

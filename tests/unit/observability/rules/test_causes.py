@@ -6,7 +6,7 @@ import pytest
 from alert_rules import ALERTS, check
 from promtool import needs_promtool
 
-from deployments.local.launcher import ROUTER_NAME
+from deployments.names import ROUTER_NAME
 from observability.burn_rates import BURN_ALERTS
 
 
