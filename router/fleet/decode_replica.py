@@ -27,7 +27,7 @@ MAX_KV_USAGE: Final = 0.95
 recomputed."""
 _KV_STEP: Final = 0.05
 """KV use is compared in steps of this fraction: requests that are equal but for noise share the replicas."""
-_IN_TRANSIT_S: Final = 5.0
+IN_TRANSIT_S: Final = 5.0
 """A request that its replica has not named within this time is not reckoned with there."""
 
 
@@ -229,7 +229,7 @@ class DecodeView:
 
     def _is_in_transit(self, job_id: JobId, ticket: Ticket, now_s: float) -> bool:
         """Whether a request that the replica does not name may be on its way there."""
-        if ticket.is_known or now_s - ticket.at_s >= _IN_TRANSIT_S:
+        if ticket.is_known or now_s - ticket.at_s >= IN_TRANSIT_S:
             return False
         # A stream that has left its engine is in what that told before.
         is_there = self.load is not None and job_id in self.load.streams

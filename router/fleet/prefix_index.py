@@ -15,6 +15,7 @@ from itertools import takewhile
 from typing import Final
 
 from router.fleet.block_holders import BlockHolders
+from slo.queue.prefill import ROUNDED_TOKENS
 from slo.request import JobId, ReplicaId
 
 DEFAULT_CAPACITY_TOKENS: Final = 100_000
@@ -22,8 +23,6 @@ DEFAULT_CAPACITY_TOKENS: Final = 100_000
 _MIN_TRUST: Final = 0.25
 _TRUST_SHRINKS: Final = 0.95
 _TRUST_GROWS: Final = 1.01
-_ROUNDED_TOKENS: Final = 128
-"""So many are missing where a cache of whole blocks has all that it can have; vLLM's largest block."""
 _FEW: Final = 0.1
 """Of the tokens that were expected, so many may be missing without an eviction."""
 _FEW_OF_TEXT: Final = 0.5
@@ -210,11 +209,11 @@ class PrefixIndex:
         beginning tokenises nobody has told, and what is learned here counts for all tenants. Where hardly
         anything was expected, nothing is learned.
         """
-        if expected_tokens <= _ROUNDED_TOKENS:
+        if expected_tokens <= ROUNDED_TOKENS:
             return
         account = self._accounts[replica_id]
         few = (_FEW_OF_TEXT if is_text else _FEW) * expected_tokens
-        if expected_tokens - cached_tokens > max(_ROUNDED_TOKENS, few):
+        if expected_tokens - cached_tokens > max(ROUNDED_TOKENS, few):
             account.trust = max(_MIN_TRUST, account.trust * _TRUST_SHRINKS)
             self._trim(replica_id, account)
         else:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from router.fleet.decode_replica import DecodeView, Newcomer
+from router.fleet.decode_replica import IN_TRANSIT_S, DecodeView, Newcomer
 from router.fleet.held_prefixes import HeldPrefixes
 from router.fleet.one_model import with_partner
 from router.fleet.prefill_replica import PlacedJob, PrefillView
@@ -61,7 +61,7 @@ class RouterLimits:
 
     stale_after_s: float = 10.0
     settle_s: float = 3.0
-    in_transit_s: float = 5.0
+    in_transit_s: float = IN_TRANSIT_S
     silent_after_s: float = math.inf
     stretch: float = 2.0
     local_prefill: bool = False

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 import msgspec
 
 from slo.request import JobId
 from slo.tiers import SYSTEM, Tier
+
+ROUNDED_TOKENS: Final = 128
+"""A prefix cache of whole blocks may lack so many tokens of a prefix that it has: vLLM's largest block."""
 
 
 class Prefill(msgspec.Struct, frozen=True, array_like=True):

@@ -25,7 +25,7 @@ from slo.queue.chunks import StopBound
 from slo.queue.class_targets import ClassTargets
 from slo.queue.fairness import Boost, Fairness
 from slo.queue.order import QueueOrder, order
-from slo.queue.prefill import Prefill
+from slo.queue.prefill import ROUNDED_TOKENS, Prefill
 from slo.queue.slack import slack_s
 from slo.request import JobId
 
@@ -224,10 +224,6 @@ def _joined(ahead: Sequence[Queued], room: FreeRoom, now_s: float, rules: Choice
     return tuple([item.request for item in fitting[: step.size]])
 
 
-_ROUNDED_TOKENS: Final = 128
-"""So many are missing where a cache of whole blocks has all that it can have; vLLM's largest block."""
-
-
 def _most_tokens(members: Sequence[Queued], rules: ChoiceRules) -> float:
     """Of a step of these; several share one only if the step can be stopped soon enough whole.
 
@@ -242,7 +238,7 @@ def _most_tokens(members: Sequence[Queued], rules: ChoiceRules) -> float:
     chunk_tokens = rules.stop.chunk_tokens(context_tokens, rules.predictor)
     if len(members) == 1:
         return chunk_tokens
-    return max(tokens, min(chunk_tokens, rules.join_tokens, tokens + _ROUNDED_TOKENS * len(members)))
+    return max(tokens, min(chunk_tokens, rules.join_tokens, tokens + ROUNDED_TOKENS * len(members)))
 
 
 LATE_PART: Final = 0.5
