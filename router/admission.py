@@ -59,7 +59,7 @@ class Gate:
         if request.only_decode:
             work_s = 0.0  # not prefill's
         elif not replicas:
-            self.admission.asked(now_s)
+            self.admission.came_in_vain(now_s)
         asked = AdmissionRequest(
             request.job_id,
             request.objective.tier,
@@ -86,15 +86,15 @@ class Gate:
         work_s = min((one.predictor.work_s(new, cached_tokens) for one in replicas), default=0.0)
         if len(replicas) != self._replicas or now_s - self._looked_at_s >= _LOOK_S:
             self._replicas, self._looked_at_s = len(replicas), now_s
-            self.admission.has_capacity(_capacity(replicas, new, cached_tokens, work_s), now_s)
+            self.admission.capacity_changed(_capacity(replicas, new, cached_tokens, work_s), now_s)
         return work_s
 
     def no_replica(self, now_s: float) -> None:
         """A request has come, and no prefill replica is there for it."""
         if self.admission is not None:
             self._replicas = 0
-            self.admission.has_capacity(0.0, now_s)
-            self.admission.asked(now_s)
+            self.admission.capacity_changed(0.0, now_s)
+            self.admission.came_in_vain(now_s)
 
     def weight(self, tenant: str) -> float:
         """See `AdmissionController.weight`."""

@@ -149,7 +149,7 @@ class ModelRouter:
             replicas=len(self._core.view.usable_prefill(now_s)),
         )
         account = admission.decode
-        decode = replace(decode, asked=account.asked(now_s), refused=account.refused(now_s))
+        decode = replace(decode, asked=account.replicas_asked(now_s), refused=account.replicas_refused(now_s))
         return RouterSeen(placed, refused, FleetDemand(prefill, decode))
 
     def _show_load(self, tiers: Iterable[Tier], now_s: float) -> None:

@@ -49,7 +49,7 @@ class AdmittingReplica:
             TenantGates(),
             random.Random(_SEED).random,  # noqa: S311 - reproducible, not secret
         )
-        self._admission.has_capacity(1.0, loop.now_s)
+        self._admission.capacity_changed(1.0, loop.now_s)
         self._replica: ReplicaModel = arm.build(loop, hardware, setting, self._done)
         self.blocking_s = self._replica.blocking_s
 

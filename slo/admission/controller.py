@@ -230,20 +230,20 @@ class AdmissionController:
             del self._heard[name]
         return ended
 
-    def has_capacity(self, replicas: float, now_s: float) -> None:
+    def capacity_changed(self, capacity: float, now_s: float) -> None:
         """From now on the fleet can do so many seconds of prefill work in a second.
 
         At 0, as without a replica, nobody is refused for a share or a backlog.
         """
         self._credit.passed(self._capacity, now_s)
-        self._capacity = replicas
+        self._capacity = capacity
 
     @property
     def capacity(self) -> float:
         """What the fleet can do, seconds of prefill work in a second, when it was last looked at."""
         return self._capacity
 
-    def asked(self, now_s: float) -> None:
+    def came_in_vain(self, now_s: float) -> None:
         """A request has come that the fleet could do nothing with."""
         self._asked_s = now_s
 

@@ -182,7 +182,7 @@ class DecodeAccount:
             part = max(decoding, min(part, self._part(self._together(tier, self._now_s))))
         return part >= self._shares[tier]
 
-    def asked(self, now_s: float) -> float:
+    def replicas_asked(self, now_s: float) -> float:
         """What of decode would be in use were nobody refused, in replicas.
 
         Of each class it is what that takes at least: as long as none has ended, nobody knows how long they
@@ -194,7 +194,7 @@ class DecodeAccount:
         ]
         return self._replicas * math.fsum(asked)
 
-    def refused(self, now_s: float) -> float:
+    def replicas_refused(self, now_s: float) -> float:
         """What would still be there had it not been refused for want of decode, in replicas.
 
         Each counts for as long as it would have stayed. So, once there is room again, no less of it goes in a

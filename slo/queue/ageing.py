@@ -42,7 +42,7 @@ class Ageing:
         return level if tier == tiers.top else min(level, tiers.top_rank - _BELOW_TOP)
 
 
-def weight_of(effective_tier: float, tiers: TierSet) -> float:
+def weight_at(effective_tier: float, tiers: TierSet) -> float:
     """The weight of an effective tier, interpolated geometrically between those of the tiers about it."""
     level = max(0.0, effective_tier)
     below = int(level)

@@ -30,7 +30,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from slo.queue.ageing import Ageing, weight_of
+from slo.queue.ageing import Ageing, weight_at
 from slo.queue.prefill import Prefill
 from slo.queue.shares import FairnessState, ShareAccount
 from slo.tiers import Tier, TierSet
@@ -131,7 +131,7 @@ class FairnessRule:
         return max(prefill.weight, self._aged_weight(prefill.tier, waited_s))
 
     def _aged_weight(self, tier: Tier, waited_s: float) -> float:
-        return weight_of(_AGEING.effective_tier(self._tiers, tier, waited_s), self._tiers)
+        return weight_at(_AGEING.effective_tier(self._tiers, tier, waited_s), self._tiers)
 
     def boosted(
         self, ordered: Sequence[Prefill], boosts: Sequence[tuple[Prefill, Boost]], start_s: float

@@ -20,7 +20,7 @@ def controller(rules=NO_BACKLOG, replicas=1.0, seed=1, **limits):
     for tenant, limit in limits.items():
         tenants.of(tenant, limit)
     made = AdmissionController(DEFAULT_TIERS, rules, tenants, random.Random(seed).random)
-    made.has_capacity(replicas, 0.0)
+    made.capacity_changed(replicas, 0.0)
     return made
 
 

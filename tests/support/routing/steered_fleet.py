@@ -54,7 +54,7 @@ class SteeredFleet:
         self.admission = AdmissionController(
             DEFAULT_TIERS, AdmissionRules(), TenantGates(), self._random.random
         )
-        self.admission.has_capacity(1.0, 0.0)
+        self.admission.capacity_changed(1.0, 0.0)
         self.monitor = MonitorCore(MonitorSettings(models=("m",)), 0.0)
         self._queues = {tier: deque() for tier in ([STANDARD] if in_order else DEFAULT_TIERS.names)}
         self._in_order, self._slow, self._streams = in_order, slow, streams
@@ -175,7 +175,7 @@ class SteeredFleet:
                 0.05, len(self._decoding), self._decode_load * self.decode_replicas, self.decode_replicas
             )
         self.admission.decode.sees(decode)
-        decode = replace(decode, asked=self.admission.decode.asked(now_s))
+        decode = replace(decode, asked=self.admission.decode.replicas_asked(now_s))
         demand = FleetDemand(prefill, decode)
         monitor.heard(MonitorReport("r", Role.ROUTER, 0, RouterSeen({}, {}, demand), model="m"), now_s)
         monitor.look(now_s)

@@ -71,7 +71,7 @@ def test_what_decode_has_no_memory_for_asks_for_a_decode_replica():
     admission.decode.sees(core.decode_demand(10.0))
     told = []
     for number in range(6):
-        told.append(admission.decode.refused(10.0))
+        told.append(admission.decode.replicas_refused(10.0))
         prompt = {"prefix_hashes": (1, 1 + number), "hash_block": 128}
         for again in range(1 + number):
             refused = ask(core, f"{number}-{again}", tokens=600, now_s=10.0, **prompt)

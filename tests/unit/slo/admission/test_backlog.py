@@ -12,7 +12,7 @@ LATE = JobId("late")
 def test_a_request_that_is_asked_for_after_its_replica_named_it_waits_once():
     """Its ingress did not wait for the router's answer, and sent it off."""
     admission = AdmissionController(DEFAULT_TIERS, AdmissionRules(), TenantGates(), lambda: 1.0)
-    admission.has_capacity(1.0, 0.0)
+    admission.capacity_changed(1.0, 0.0)
     for at_s in range(3):
         admission.waits(LATE, STANDARD, 4.0, float(at_s))
         asked = AdmissionRequest(LATE, STANDARD, "tenant", Usage(100), 3.0)

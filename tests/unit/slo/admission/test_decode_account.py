@@ -115,10 +115,10 @@ def test_what_all_ask_for_is_what_comes_times_how_long_it_stays(demand):
             account.decodes(job)
             there.append((now_s + 50.0, job))
     account.sees(replace(demand, requests=10))
-    assert account.asked(now_s) == pytest.approx(10 * demand.load, rel=0.05)
+    assert account.replicas_asked(now_s) == pytest.approx(10 * demand.load, rel=0.05)
     account.sees(replace(demand, requests=10, replicas=4))
-    assert account.asked(now_s) == pytest.approx(10 * demand.load, rel=0.05), "in replicas"
-    assert account.asked(now_s + 600.0) == pytest.approx(demand.load, rel=0.05), "what is there"
+    assert account.replicas_asked(now_s) == pytest.approx(10 * demand.load, rel=0.05), "in replicas"
+    assert account.replicas_asked(now_s + 600.0) == pytest.approx(demand.load, rel=0.05), "what is there"
 
 
 def test_what_is_refused_for_want_of_memory_is_told_apart():
@@ -138,9 +138,9 @@ def test_what_is_refused_for_want_of_memory_is_told_apart():
             account.lacked(job, now_s)
             account.withdrawn(job)
     account.sees(replace(FULL, requests=5))
-    assert account.refused(now_s) == pytest.approx(3 * FULL.load, rel=0.1)
-    assert account.asked(now_s) == pytest.approx(10 * FULL.load, rel=0.1)
-    assert account.refused(now_s + 600.0) == pytest.approx(0.0, abs=1e-3)
+    assert account.replicas_refused(now_s) == pytest.approx(3 * FULL.load, rel=0.1)
+    assert account.replicas_asked(now_s) == pytest.approx(10 * FULL.load, rel=0.1)
+    assert account.replicas_refused(now_s + 600.0) == pytest.approx(0.0, abs=1e-3)
 
 
 def lacks(account, name, likeness, now_s):
@@ -157,11 +157,11 @@ def test_who_lacked_memory_and_comes_again_counts_once():
     for second in range(10):
         lacks(account, f"one-{second}", "one", float(second))
         lacks(account, f"other-{second}", "other" if second < 5 else f"other-{second}", float(second))
-        told.append(100 * account.refused(float(second)))
+        told.append(100 * account.replicas_refused(float(second)))
     assert told == pytest.approx([0.9 * n for n in (2, 2, 2, 2, 2, 3, 4, 5, 6, 7)])
     account.arrived(BACKGROUND, DecodeTake(), 10.0, "one")
     account.admitted(JobId("one"), BACKGROUND, DecodeTake(), "one")
-    assert 100 * account.refused(10.0) == pytest.approx(0.9 * 6), "it has found memory"
+    assert 100 * account.replicas_refused(10.0) == pytest.approx(0.9 * 6), "it has found memory"
 
 
 def test_who_lacked_memory_counts_for_a_minute_while_nobody_knows_how_long_they_stay():
@@ -170,15 +170,17 @@ def test_who_lacked_memory_counts_for_a_minute_while_nobody_knows_how_long_they_
     account.sees(CROWDED)
     lacks(account, "one", "one", 0.0)
     lacks(account, "other", "other", 30.0)
-    assert [100 * account.refused(at_s) for at_s in (59.0, 61.0, 91.0)] == pytest.approx([1.8, 0.9, 0.0])
+    assert [100 * account.replicas_refused(at_s) for at_s in (59.0, 61.0, 91.0)] == pytest.approx(
+        [1.8, 0.9, 0.0]
+    )
 
 
 def test_all_that_is_there_is_asked_for_though_nobody_knows_how_long_it_stays():
     account = DecodeAccount(DEFAULT_TIERS)
     account.sees(CROWDED)
-    assert account.asked(0.0) == 0.0
+    assert account.replicas_asked(0.0) == 0.0
     account = holding([(PREMIUM, 100, DecodeTake())])
     account.sees(CROWDED)
-    assert account.asked(0.0) == pytest.approx(0.9)
+    assert account.replicas_asked(0.0) == pytest.approx(0.9)
     account.withdrawn(JobId(f"{PREMIUM}-0"))
-    assert account.asked(0.0) == pytest.approx(0.99 * 0.9)
+    assert account.replicas_asked(0.0) == pytest.approx(0.99 * 0.9)

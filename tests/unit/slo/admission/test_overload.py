@@ -31,7 +31,7 @@ class Fleet:
         self.due_s = due_s
         rules = AdmissionRules()
         self.admission = AdmissionController(DEFAULT_TIERS, rules, TenantGates(), random.Random(1).random)
-        self.admission.has_capacity(1.0, 0.0)
+        self.admission.capacity_changed(1.0, 0.0)
         self.queues = {tier: deque() for tier in DEFAULT_TIERS.names}
         self.free_at_s = 0.0
         self.waits_s = {tier: [] for tier in DEFAULT_TIERS.names}

@@ -67,7 +67,9 @@ class DecodeTier:
         self.end(now_s)
         memory, running = len(self.ends) / 10, self.running(now_s)
         self.account.sees(DecodeDemand(memory, len(self.ends), replicas=running))
-        seen = DecodeDemand(memory, len(self.ends), replicas=running, refused=self.account.refused(now_s))
+        seen = DecodeDemand(
+            memory, len(self.ends), replicas=running, refused=self.account.replicas_refused(now_s)
+        )
         target = self.scaler.decide(lambda _: decode_need(seen), running, len(self.ups), now_s).target
         self.ups = [*self.ups, *[now_s + RULES.start_s] * (target - len(self.ups))][:target]
         self.sizes.append(target)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from own_tiers import FILE, FOUR, IMAGE, ONE, SEVEN, TEXT
 
-from slo.queue.ageing import Ageing, weight_of
+from slo.queue.ageing import Ageing, weight_at
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, SYSTEM
 
 WEIGHTS = {tier: policy.weight for tier, policy in DEFAULT_TIERS.items()}
@@ -47,7 +47,7 @@ def test_premium_is_never_passed(tier, waited_s, deficit, per_s, most):
     ageing = Ageing(per_s, most)
     level = ageing.effective_tier(DEFAULT_TIERS, tier, waited_s, deficit)
     assert level < ageing.effective_tier(DEFAULT_TIERS, PREMIUM, 0.0)
-    assert weight_of(level, DEFAULT_TIERS) < WEIGHTS[PREMIUM]
+    assert weight_at(level, DEFAULT_TIERS) < WEIGHTS[PREMIUM]
 
 
 @given(TIERS, WAITED, WAITED, DEFICIT)
@@ -56,7 +56,7 @@ def test_who_waits_longer_never_counts_for_less(tier, one_s, other_s, deficit):
         AGEING.effective_tier(DEFAULT_TIERS, tier, waited_s, deficit) for waited_s in sorted((one_s, other_s))
     ]
     assert levels == sorted(levels)
-    worths = [weight_of(level, DEFAULT_TIERS) for level in levels]
+    worths = [weight_at(level, DEFAULT_TIERS) for level in levels]
     assert worths == sorted(worths)
 
 
@@ -64,7 +64,7 @@ def test_who_waits_longer_never_counts_for_less(tier, one_s, other_s, deficit):
     ("level", "value"), [(0.0, 1.0), (0.5, 2**0.5), (1.0, 2.0), (1.5, 8**0.5), (2.0, 4.0), (3.5, 4.0)]
 )
 def test_the_worth_lies_geometrically_between_the_tiers(level, value):
-    assert weight_of(level, DEFAULT_TIERS) == pytest.approx(value)
+    assert weight_at(level, DEFAULT_TIERS) == pytest.approx(value)
 
 
 # Tiers of one's own
@@ -93,16 +93,16 @@ def test_the_top_tier_is_never_passed(tiers, number, waited_s, deficit, per_s, m
     ageing, tier = Ageing(per_s, most), tiers.names[1 + number % tiers.top_rank]
     level = ageing.effective_tier(tiers, tier, waited_s, deficit)
     assert level < ageing.effective_tier(tiers, tiers.top, 0.0)
-    assert weight_of(level, tiers) < tiers[tiers.top].weight
+    assert weight_at(level, tiers) < tiers[tiers.top].weight
 
 
 @given(SETS, st.floats(0, 9))
 def test_a_rank_has_the_weight_of_its_tier_and_what_lies_between_a_weight_between(tiers, level):
     for tier in tiers.names:
-        assert weight_of(float(tiers.rank(tier)), tiers) == pytest.approx(tiers[tier].weight)
-    assert weight_of(level, tiers) == pytest.approx(2.0 ** min(level, tiers.top_rank))
+        assert weight_at(float(tiers.rank(tier)), tiers) == pytest.approx(tiers[tier].weight)
+    assert weight_at(level, tiers) == pytest.approx(2.0 ** min(level, tiers.top_rank))
 
 
 def test_a_set_of_one_tier_has_one_weight():
-    assert {weight_of(AGEING.effective_tier(ONE, TEXT, waited_s), ONE) for waited_s in (0, 9, 99)} == {1.0}
-    assert weight_of(AGEING.effective_tier(ONE, SYSTEM, 9.0), ONE) == 1.0
+    assert {weight_at(AGEING.effective_tier(ONE, TEXT, waited_s), ONE) for waited_s in (0, 9, 99)} == {1.0}
+    assert weight_at(AGEING.effective_tier(ONE, SYSTEM, 9.0), ONE) == 1.0

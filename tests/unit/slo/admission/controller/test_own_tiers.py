@@ -14,7 +14,7 @@ from slo.errors import Rejected, RejectionReason
 
 def of_tiers(tiers, rules=NO_BACKLOG):
     made = AdmissionController(tiers, rules, TenantGates(), random.Random(1).random)
-    made.has_capacity(1.0, 0.0)
+    made.capacity_changed(1.0, 0.0)
     return made
 
 

@@ -68,7 +68,7 @@ def test_how_long_a_queue_may_be(policy, longest_s):
     rules = AdmissionRules(max_backlog_s=120.0, max_late_backlog_s=30.0, calm_s=1e9)
     tiers = TierSet({TEXT: policy}, default=TEXT)
     admission = AdmissionController(tiers, rules, TenantGates(), random.Random(1).random)
-    admission.has_capacity(1.0, 0.0)
+    admission.capacity_changed(1.0, 0.0)
     for number in range(300):
         admission.decide(request(number, TEXT, work_s=1.0), 0.0)
     assert admission.backlog_s(TEXT) == longest_s + 1.0
@@ -79,7 +79,7 @@ def test_what_has_a_deadline_orders_replicas_and_leaves_nobody_behind_in_an_over
     """An end-to-end objective is a deadline of the first token, too."""
     tiers = TierSet({TEXT: TierPolicy(tpot_s=None, sheddable=False, weight=1, **objective)}, default=TEXT)
     admission = AdmissionController(tiers, AdmissionRules(), TenantGates(), lambda: 0.99)
-    admission.has_capacity(1.0, 0.0)
+    admission.capacity_changed(1.0, 0.0)
     for number in range(200):
         admission.decide(request(number, TEXT, work_s=1.0), 0.5 * number)
     assert admission.demand(100.0)[1] == admission.backlog_s(TEXT) > 0

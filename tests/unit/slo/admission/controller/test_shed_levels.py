@@ -123,7 +123,7 @@ def test_what_is_shed_for_the_share_of_decode_alone_is_asked_of_decode_and_not_o
     work, _ = admission.demand(80.0)
     assert work == pytest.approx(0.0, abs=1e-9)
     assert admission.refused_work(80.0) == 0.0
-    assert admission.decode.refused(80.0) == pytest.approx(0.3), "those that are there once more"
+    assert admission.decode.replicas_refused(80.0) == pytest.approx(0.3), "those that are there once more"
 
 
 def test_what_is_shed_for_the_share_of_prefill_too_is_asked_of_prefill():
@@ -187,7 +187,7 @@ def test_what_is_shed_while_decode_is_at_ease_is_asked_of_prefill():
     admission.decode.sees(DecodeDemand(0.2, 99, pace=0.3, replicas=1))
     decisions = [admission.decide(request(number), 0.05 * number) for number in range(200)]
     assert {refused.lacked_decode for refused in decisions if refused is not None} == {False}
-    assert admission.decode.refused(10.0) == 0.0
+    assert admission.decode.replicas_refused(10.0) == 0.0
 
 
 def test_without_a_prefill_replica_no_level_refuses_anybody():
@@ -245,8 +245,8 @@ def test_what_a_tier_had_above_its_share_is_not_paid_back_while_there_is_no_pref
     admission.follow({BACKGROUND: 1.0}, 0.0)
     assert admission.decide(request(0, work_s=40.0), 0.0) is None
     admission.served(request(0).job_id)
-    admission.has_capacity(0.0, 1.0)
-    admission.has_capacity(1.0, 400.0)
+    admission.capacity_changed(0.0, 1.0)
+    admission.capacity_changed(1.0, 400.0)
     refused = admission.decide(request(1, work_s=30.0), 400.0)
     assert refused is not None
     assert refused.reason is RejectionReason.SHED_BY_POLICY
