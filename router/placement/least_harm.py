@@ -52,9 +52,7 @@ class LeastHarm:
             row = _argmin(score, trial.backlog_s)
             reason = PlacementReason.ONLY_REPLICA if len(replicas) == 1 else PlacementReason.NOBODY_LATE
             end_s = float(trial.end_s[row])
-            return Choice(
-                replicas[row], end_s - float(trial.own_s[row]), end_s, is_on_time=True, reason=reason
-            )
+            return Choice(replicas[row], end_s - float(trial.own_s[row]), end_s, reason)
         return self._least_harm(prefill, replicas, trial, now_s)
 
     def _least_harm(
@@ -76,13 +74,13 @@ class LeastHarm:
             key = (-found.gain, found.end_s, float(trial.backlog_s[row]))
             if found.is_on_time and (best_key is None or key < best_key):
                 best_key = key
-                choice = Choice(replicas[row], found.start_s, found.end_s, found.is_on_time, reason)
+                choice = Choice(replicas[row], found.start_s, found.end_s, reason)
         if choice is not None:
             return choice
         row = _argmin(trial.end_s, trial.backlog_s)
         end_s = float(trial.end_s[row])
         start_s = end_s - float(trial.own_s[row])
-        return Choice(replicas[row], start_s, end_s, is_on_time=False, reason=reason)
+        return Choice(replicas[row], start_s, end_s, reason)
 
 
 def _argmin(first: np.ndarray, second: np.ndarray) -> int:

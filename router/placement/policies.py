@@ -50,7 +50,6 @@ class Choice:
     Attributes:
         start_s: When the prefill would start.
         end_s: When it would end.
-        is_on_time: Whether that is in time.
         stops: Whose pass, which runs there, is stopped for it, so that it goes first and tells how long its
             way takes; None where that was not looked at.
     """
@@ -58,7 +57,6 @@ class Choice:
     replica: PrefillView
     start_s: float
     end_s: float
-    is_on_time: bool
     reason: PlacementReason
     stops: JobId | None = None
 
@@ -132,7 +130,7 @@ def _choice(replica: PrefillView, prefill: NewPrefill, now_s: float, reason: Pla
     """A choice of `replica`, with what is predicted there."""
     work = replica.outstanding(now_s)
     found = prospect(work, queued(prefill, prefill.own_s(replica), now_s), plan(work).value)
-    return Choice(replica, found.start_s, found.end_s, found.is_on_time, reason)
+    return Choice(replica, found.start_s, found.end_s, reason)
 
 
 def queued(prefill: NewPrefill, own_s: float, now_s: float) -> Prefill:

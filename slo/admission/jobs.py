@@ -24,7 +24,6 @@ class AdmittedJob(NamedTuple):
 
     tier: Tier
     tenant: str
-    work_s: float
     admitted_s: float
     usage: Usage
     asker: str
@@ -38,7 +37,6 @@ class AdmittedJob(NamedTuple):
         return cls(
             request.tier,
             request.tenant,
-            request.work_s,
             now_s,
             request.usage,
             request.asker,

@@ -140,13 +140,11 @@ class Fit:
     Attributes:
         predictor: The fitted model; none of its coefficients is negative.
         r_squared: Coefficient of determination, 1 for a perfect fit.
-        residuals_s: Measured minus predicted, in the order of the samples, seconds.
         mape: Mean absolute percentage error, as a fraction.
     """
 
     predictor: PrefillPredictor
     r_squared: float
-    residuals_s: tuple[float, ...]
     mape: float
 
 
@@ -185,7 +183,6 @@ def fit(
     return Fit(
         predictor=predictor,
         r_squared=1.0 - float(residuals @ residuals) / total if total > 0 else 1.0,
-        residuals_s=tuple(float(value) for value in residuals),
         mape=float(np.mean(np.abs(residuals) / measured)),
     )
 

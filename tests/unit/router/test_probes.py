@@ -177,7 +177,7 @@ def test_tenants_that_may_have_another_let_in_are_not_remembered():
     def is_let_in(tenant, now_s):
         asked = request(tenant, 100, explicit=True, tenant=tenant)
         newcomer = Newcomer(asked.job_id, STANDARD, 100)
-        choice = Choice(replica, now_s, now_s + 0.1, is_on_time=False, reason=PlacementReason.ONLY_REPLICA)
+        choice = Choice(replica, now_s, now_s + 0.1, PlacementReason.ONLY_REPLICA)
         inquiry = Inquiry(asked, newcomer, {}, [replica], decode, now_s)
         return probes.lets_in(inquiry, choice, 0.0, 0.0) is not None
 
