@@ -22,13 +22,7 @@ import msgspec
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from decode_node.answers import error_response
-from decode_node.carrying import (
-    PRESSURE_SCHEDULER,
-    ResampledReason,
-    deliver_carried,
-    why_bound,
-    why_resampled,
-)
+from decode_node.carrying import ResampledReason, deliver_carried, why_bound, why_resampled
 from decode_node.grammars.bounded import TOO_SLOW
 from decode_node.prefill_health import PrefillFailedError
 from decode_node.rendering import LocalReason, is_search
@@ -71,7 +65,7 @@ _HERE_XARG: Final = "slackserve_here"
 """The name of a request whose prompt the engine computes itself."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Orchestrator:
     """Takes requests from prefill to decode.
 
@@ -104,8 +98,6 @@ class Orchestrator:
         What it asks for those of `run_here` has its turn.
         """
         straight = client.generate
-        by_tier = client.vllm_config.scheduler_config.scheduler_cls == PRESSURE_SCHEDULER
-        self.decoding.local.by_tier = self.decoding.short.by_tier = by_tier
 
         def generate(prompt: Any, params: SamplingParams, request_id: str, **options: Any) -> Outputs:
             def here(params: SamplingParams, name: str) -> Outputs:

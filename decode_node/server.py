@@ -32,7 +32,7 @@ from decode_node.prefill_tier import PrefillTier
 from decode_node.rendering import BAD_REQUEST, chars_of, too_much_text
 from decode_node.requests import engine_limits, openai_layer
 from decode_node.requests.local_decode import LocalDecode
-from decode_node.requests.local_prefills import LocalPrefills
+from decode_node.requests.local_prefills import LocalPrefills, turns_by_tier
 from decode_node.requests.logprob_limit import MAX_LOGPROBS, LogprobLimit
 from decode_node.requests.openai_layer import OpenAILayer
 from decode_node.requests.placing import Placing
@@ -152,7 +152,8 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         bind_engine(node.cores, take_port(llm_config))
         with logs.kept():
             await super().__init__(llm_config, prefill_server=prefill_server, engine_cls=ReplicaEngine)
-        unlink_shared_memory(self.engine._engine_client)  # noqa: SLF001 - no public way in
+        client = self.engine._engine_client  # noqa: SLF001 - no public way in
+        unlink_shared_memory(client)
         self._replica_id = ReplicaId(context.replica_id.unique_id)
         self._router = OfModel(router, llm_config.model_id)
         self._instruments = Instruments(
@@ -167,8 +168,11 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._tap.attach(self.engine, node.prefill_ranks)
         self._background = Background()
         self._tier = PrefillTier(self._prefill_handle, self._background)
-        self._local = LocalPrefills(node.at_once, node.max_prompts, steps=lambda: self._tap.steps)
-        self._short = LocalPrefills(node.at_once)
+        by_tier = turns_by_tier(client.vllm_config)
+        self._local = LocalPrefills(
+            node.at_once, node.max_prompts, steps=lambda: self._tap.steps, by_tier=by_tier
+        )
+        self._short = LocalPrefills(node.at_once, by_tier=by_tier)
         self._handshakes = Handshakes(
             self.engine, self._tier, llm_config.model_id, self._get_connector_backend()
         )
@@ -199,7 +203,6 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             node.droppable,
             node.digest,
         )
-        client = self.engine._engine_client  # noqa: SLF001 - no public way in
         decoding.stand_before(client.renderer, client.renderer._executor)  # noqa: SLF001 - no public way in
         at_once = client.model_config.renderer_num_workers
         turns.stand_before(client.renderer, FairPlaces(at_once, node.tiers))
@@ -220,7 +223,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         self._places = Places(node.max_ongoing_requests, node.tiers)
         self._computes_prompts = node.local_prefill
         await self._handshakes.begin(node.prefill_replicas, needed=not node.local_prefill)
-        self._max_model_len = self.engine._engine_client.model_config.max_model_len  # noqa: SLF001
+        self._max_model_len = client.model_config.max_model_len
         self._answering = Answering(
             self._layer,
             self._orchestrator,

@@ -14,11 +14,15 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from decode_node.carrying import PRESSURE_SCHEDULER
 from decode_node.fair_places import FairPlaces
 from slo.admission.parts import prompts_excess
 from slo.request import Party
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 _MEAN_OVER: Final = 16
 """How long a prompt takes is the mean over about so many."""
@@ -90,6 +94,15 @@ class _Place(NamedTuple):
     told: asyncio.Future[None]
 
 
+def turns_by_tier(config: VllmConfig) -> bool:
+    """Whether each tier has turns of its own before an engine.
+
+    A turn is held while the engine has no memory for the request. Where the engine orders them by tier, those
+    of another tier do not wait for that.
+    """
+    return bool(config.scheduler_config.scheduler_cls == PRESSURE_SCHEDULER)
+
+
 class LocalPrefills:
     """Those of one replica.
 
@@ -98,14 +111,13 @@ class LocalPrefills:
         most: How many there may be; then only those of whom has less than their part, up to twice as many.
         clock: Says what time it is, in seconds.
         steps: Says how many steps of the engine have ended.
+        by_tier: Whether each tier has turns of its own.
 
     Attributes:
         computing: How many are computed now, whoever asked for them.
         left_after: How many steps had ended when somebody last wanted one no more that had not been computed.
             The engine hears of that only between two passes.
         outstanding: How many wait their turn or have it, by whose they are.
-        by_tier: Whether each tier has turns of its own. A turn is held while the engine has no memory for the
-            request; where it orders them by tier, those of another one do not wait for that.
     """
 
     def __init__(
@@ -114,13 +126,15 @@ class LocalPrefills:
         most: int = 64,
         clock: Callable[[], float] = time.monotonic,
         steps: Callable[[], int] = lambda: 0,
+        *,
+        by_tier: bool = False,
     ) -> None:
         self.computing = 0
         self.left_after = -math.inf
         self.outstanding = Counter[Party]()
         self._most = most
         self._weights = dict[str, float]()
-        self.by_tier = False
+        self._by_tier = by_tier
         self._at_once = at_once
         self._places = defaultdict[str, FairPlaces](lambda: FairPlaces(at_once))
         self._clock = clock
@@ -175,7 +189,7 @@ class LocalPrefills:
             TooManyPromptsError: It was too long.
         """
         claim.unasked -= 1
-        places = self._places[claim.party.tier if self.by_tier else ""]
+        places = self._places[claim.party.tier if self._by_tier else ""]
         told = places.join(claim.party, tokens, self._weights[claim.party.tenant])
         deadline_s = self._clock() + claim.wait_s
         try:

@@ -7,7 +7,7 @@ from played_replicas import ANSWER, DROPS, FIRST, SECOND, STREAMED, WHOLE, A, Co
 
 from decode_node.carrying import PRESSURE_SCHEDULER, SCHEDULER
 from decode_node.requests.dropping import MAY_DROP_XARG
-from decode_node.requests.local_prefills import LocalPrefills
+from decode_node.requests.local_prefills import LocalPrefills, turns_by_tier
 from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 LOW = {"tier": BACKGROUND, "ttft_budget_s": None, "droppable": {BACKGROUND}}
@@ -55,20 +55,21 @@ async def test_one_whose_prompt_the_engine_computes_may_be_dropped_too():
 async def test_a_prompt_that_the_engine_holds_back_keeps_no_other_tier_from_being_computed(scheduler, waits):
     held, other = [Play({}, scheduler=scheduler) for _ in range(2)]
     held.at_home, other.at_home = [None], ANSWER
-    here = {"prefill_replica": None, "local_prefill": "no_prefill_replica", "local": LocalPrefills(1)}
+    local = LocalPrefills(1, by_tier=turns_by_tier(held._engine_client.vllm_config))
+    here = {"prefill_replica": None, "local_prefill": "no_prefill_replica", "local": local}
     low = asyncio.create_task(serve(held, tier=BACKGROUND, **here))
     await until(lambda: held.given)
     top = asyncio.create_task(serve(other, tier=PREMIUM, **here))
     same = asyncio.create_task(serve(peer := Play({}, scheduler=scheduler), tier=BACKGROUND, **here))
     await asyncio.sleep(0.05)
-    assert here["local"].outstanding.total() == (3 if waits else 2)
+    assert local.outstanding.total() == (3 if waits else 2)
     assert not peer.given
     if not waits:
         assert await top == STREAMED
     for task in (low, top, same):
         task.cancel()
     await asyncio.gather(low, top, same, return_exceptions=True)
-    assert (here["local"].computing, here["local"].outstanding.total()) == (0, 0)
+    assert (local.computing, local.outstanding.total()) == (0, 0)
 
 
 async def test_the_engine_is_told_who_may_be_dropped():
