@@ -157,14 +157,14 @@ class MonitorCore:
         self._batches: dict[str, tuple[int, float]] = {}
         """By reporter, the number of the events that came last, and when."""
         self._settled_at_s = now_s + SETTLE_S
-        self._is_wanted = False
+        self._awaits_known_policy = False
         self._demand: tuple[FleetDemand | None, float] = None, now_s
 
     def heard(self, report: MonitorReport, now_s: float) -> MonitorAnswer:
         """Take a report in and answer it."""
         if report.settings is not None:
             self._learn(report.reporter, report.settings)
-        self._adopt(report, now_s)
+        self._go_on_from_predecessor(report, now_s)
         self._count_dropped(report)
         self.heard_s = now_s
         seen = self._unheard(report, now_s)
@@ -172,7 +172,7 @@ class MonitorCore:
             report.role, report.follows, now_s, report.seen, report.dropped
         )
         answer = MonitorAnswer() if seen is None else self._take(seen, now_s)
-        if self._is_wanted:
+        if self._awaits_known_policy:
             return replace(answer, wanted=report.follows == self.policy.version)
         return replace(answer, policy=self.policy if self.policy.version > report.follows else None)
 
@@ -185,8 +185,9 @@ class MonitorCore:
         if now_s < self._settled_at_s:
             self.reason = SteerReason.TOO_SOON
             return self.reason
-        if self._is_wanted:  # whoever followed it is gone; it counts as different from what is known here
-            self.policy, self._is_wanted = self.policy.raised_to(self.policy.version + 1), False
+        if self._awaits_known_policy:
+            # nobody who follows it has reported: the next number, so that all take what is known here
+            self.policy, self._awaits_known_policy = self.policy.raised_to(self.policy.version + 1), False
         self._forget_tiers()
         self._correct()
         if self.settings.steers:
@@ -277,24 +278,23 @@ class MonitorCore:
             self._attainment = RollingAttainment(settings.window_s)
         self.settings = settings
 
-    def _adopt(self, report: MonitorReport, now_s: float) -> None:
-        """Go on where the monitor before this one ended, by what those say who followed it.
+    def _go_on_from_predecessor(self, report: MonitorReport, now_s: float) -> None:
+        """Go on from the policy of the monitor before this one, which those who report still follow.
 
-        Whoever follows as high a version as this monitor has issued, before it has heard a word from it,
-        follows another one's: the content counts under a number above both.
+        (1) Somebody follows a higher version than ours: it was issued before us. Ours takes that number, that
+        policy is asked for (`MonitorAnswer.wanted`), and nothing is changed for `SETTLE_S`. (2) A report
+        brings it: it becomes ours. (3) A reporter we did not know follows exactly our version: two monitors
+        have issued that number. Ours takes the next, so that the reporter takes it over.
         """
-        if report.policy is not None and self._is_wanted:
+        is_new = report.reporter not in self.subscribers
+        if report.policy is not None and self._awaits_known_policy:  # (2)
             if report.policy.version >= self.policy.version:
-                self.policy, self._is_wanted = report.policy, False
+                self.policy, self._awaits_known_policy = report.policy, False
             return
-        if report.follows > self.policy.version:
+        if report.follows > self.policy.version:  # (1)
             self.policy = self.policy.raised_to(report.follows)
-            self._is_wanted, self._settled_at_s = True, now_s + SETTLE_S
-        elif (
-            report.reporter not in self.subscribers
-            and report.follows == self.policy.version > 0
-            and not self._is_wanted
-        ):
+            self._awaits_known_policy, self._settled_at_s = True, now_s + SETTLE_S
+        elif is_new and report.follows == self.policy.version > 0 and not self._awaits_known_policy:  # (3)
             self.policy = self.policy.raised_to(report.follows + 1)
 
     def _count_dropped(self, report: MonitorReport) -> None:
