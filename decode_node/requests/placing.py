@@ -1,4 +1,8 @@
-"""Where a prompt is prefilled again: its replica has failed, or decode has lost its KV for lack of memory."""
+"""Where a prompt is prefilled again: its replica has failed, or decode has lost its KV for lack of memory.
+
+Owns what the router is asked, and what follows from its answer or its silence. When a prefill may be placed
+again is `slo.replacement`'s; carrying it out is `decode_node.orchestrator`'s.
+"""
 
 from __future__ import annotations
 
@@ -54,44 +58,67 @@ class Placing:
 
     async def again(self, run: Underway, failure: PrefillFailedError) -> ReplacementOutcome:
         """Ask for another place, and have the run's context name it."""
-        replica = failure.replica
-        is_known = self.may_compute_here and self._is_no_request_to_blame(run, failure)
-        if replica is not None:
-            self._hold_against(run, replica, failure)
+        request_is_blameless = self.may_compute_here and self._is_no_request_to_blame(run, failure)
+        if failure.replica is not None:
+            self._hold_against(run, failure.replica, failure)
         context = replace(
             run.context.next_attempt(),
             # Nothing is left of a deadline for the first token once there is one.
             explicit_deadline=run.context.explicit_deadline and run.carried is None,
         )
-        outcome = self.rules.refusal(context, run.replacements)
-        if outcome is ReplacementOutcome.LIMIT and is_known:
-            outcome = None
-        if outcome is None:
-            asked = ReplacementRequested(
-                job_id=context.job_id,
-                tier=context.tier,
-                ttft_budget_s=context.ttft_budget_s,
-                explicit_deadline=context.explicit_deadline,
-                tokens=run.prefill_tokens,
-                decode_replica=self.replica,
-                failed_replicas=run.failed_replicas,
-                cause=failure.cause,
-                lost_replica=replica if failure.cause.is_replicas and not failure.is_up else None,
-                avoided_replicas=tuple(run.doubted),
+        refused = self.rules.refusal(context, run.replacements)
+        if refused is None or (refused is ReplacementOutcome.LIMIT and request_is_blameless):
+            outcome, run.context = await self._placed_again(
+                run, failure, context, is_blameless=request_is_blameless
             )
-            started_s = time.monotonic()
-            outcome, context = _by(await self._ask_router(asked), context, failure.cause)
-            if outcome is ReplacementOutcome.SERVE and is_known:
-                outcome = ReplacementOutcome.NO_REPLICA  # Serve chooses such a one again
-            if outcome is ReplacementOutcome.NO_REPLICA and self.may_compute_here:
-                outcome = ReplacementOutcome.LOCAL
-            is_local = outcome is ReplacementOutcome.LOCAL
-            context = replace(context, local_prefill=LocalReason.NO_PREFILL_REPLICA.value if is_local else "")
-            context = context.after(time.monotonic() - started_s)
-            if outcome is ReplacementOutcome.DEADLINE and run.carried is not None:
-                outcome = ReplacementOutcome.SERVE
             run.replacements += 1
-        run.context = context
+        else:
+            outcome, run.context = refused, context
+        self._record(run.context, failure, outcome)
+        return outcome
+
+    async def _placed_again(
+        self, run: Underway, failure: PrefillFailedError, context: RequestContext, *, is_blameless: bool
+    ) -> tuple[ReplacementOutcome, RequestContext]:
+        """What the router's answer comes to for a request, and its context with the new place."""
+        lost_replica = failure.replica if failure.cause.is_replicas and not failure.is_up else None
+        asked = self._request(run, context, failure.cause, lost_replica)
+        started_s = time.monotonic()
+        outcome, placed = _by(await self._ask_router(asked), context, failure.cause)
+        if outcome is ReplacementOutcome.SERVE and is_blameless:
+            outcome = ReplacementOutcome.NO_REPLICA  # Serve chooses such a one again
+        if outcome is ReplacementOutcome.NO_REPLICA and self.may_compute_here:
+            outcome = ReplacementOutcome.LOCAL
+        if outcome is ReplacementOutcome.DEADLINE and run.carried is not None:
+            outcome = ReplacementOutcome.SERVE
+        is_local = outcome is ReplacementOutcome.LOCAL
+        placed = replace(placed, local_prefill=LocalReason.NO_PREFILL_REPLICA.value if is_local else "")
+        return outcome, placed.after(time.monotonic() - started_s)
+
+    def _request(
+        self,
+        run: Underway,
+        context: RequestContext,
+        cause: FailureCause,
+        lost_replica: ReplicaId | None = None,
+    ) -> ReplacementRequested:
+        """What the router is asked."""
+        return ReplacementRequested(
+            job_id=context.job_id,
+            tier=context.tier,
+            ttft_budget_s=context.ttft_budget_s,
+            explicit_deadline=context.explicit_deadline,
+            tokens=run.prefill_tokens,
+            decode_replica=self.replica,
+            failed_replicas=run.failed_replicas,
+            cause=cause,
+            lost_replica=lost_replica,
+            avoided_replicas=tuple(run.doubted),
+        )
+
+    def _record(
+        self, context: RequestContext, failure: PrefillFailedError, outcome: ReplacementOutcome
+    ) -> None:
         self.instruments.count(REPLACEMENTS, cause=failure.cause.value, outcome=outcome.value)
         logs.event(
             "prefill_failed",
@@ -103,7 +130,6 @@ class Placing:
             outcome=outcome.value,
             prefill_replica=context.prefill_replica,
         )
-        return outcome
 
     @staticmethod
     def _is_no_request_to_blame(run: Underway, failure: PrefillFailedError) -> bool:
@@ -134,17 +160,7 @@ class Placing:
             explicit_deadline=False,
             ttft_budget_s=run.budget_s,
         )
-        asked = ReplacementRequested(
-            job_id=context.job_id,
-            tier=context.tier,
-            ttft_budget_s=context.ttft_budget_s,
-            explicit_deadline=False,
-            tokens=run.prefill_tokens,
-            decode_replica=self.replica,
-            failed_replicas=run.failed_replicas,
-            cause=FailureCause.LEFT,
-            avoided_replicas=tuple(run.doubted),
-        )
+        asked = self._request(run, context, FailureCause.LEFT)
         outcome, placed = _by(await self._ask_router(asked), context, asked.cause)
         if outcome not in {ReplacementOutcome.ROUTER, ReplacementOutcome.SERVE}:
             outcome = ReplacementOutcome.LOCAL
