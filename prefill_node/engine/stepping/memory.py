@@ -85,9 +85,10 @@ class FreeRoom:
             shared = self._shared[item.request] = self._memory.shared_blocks(item)
         return missing - shared
 
-    def has_place(self, item: Queued) -> bool:
-        """Whether the model runner knows one, or can."""
-        return item.has_started or self.free_places > 0
+    def fits(self, item: Queued, *, always_looks: bool = False) -> bool:
+        """Whether the model runner knows one, or can, and there are the blocks that it needs."""
+        has_place = item.has_started or self.free_places > 0
+        return has_place and self.new_blocks(item, always_looks=always_looks) <= self.free_blocks
 
 
 class Holders:

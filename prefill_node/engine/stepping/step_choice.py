@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from prefill_node.board.messages import Queued
-from prefill_node.engine.stepping.memory import NOTHING_ELSE, FreeRoom, Holders, Memory
+from prefill_node.engine.stepping.memory import NOTHING_ELSE, FreeRoom, Holder, Holders, Memory
 from prefill_node.engine.stepping.suspension import Suspended, SuspendedStep
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits
@@ -112,15 +112,15 @@ def choose(
 ) -> Choice:
     """Choose the next step.
 
-    Nothing runs while a step has just been preempted for a job that has not reached the engine yet. A
-    suspended step does not go on before the job that it was preempted for is served, unless a member has been
-    suspended for as long as it may be, or nothing else can run. The first in order that fits in memory, and
-    has a place in the model runner or can have one, runs. One that does not fit waits for suspended steps, or
-    prompts between two chunks, to finish if its slack allows, and takes the memory of those of no more weight
-    than itself, the least valuable first, if not; of those that would run before it, it takes only that of
-    lesser weight. What one of a class that starves has come to be worth counts for its weight while it holds
-    memory. One that nothing may stop, as its class would starve, may take anybody's, and as long as it does
-    not fit nothing else starts. `ordered` is `in_order` of the same, by who has it already.
+    In this order: (1) the longest-stopped step of which a member has been suspended for as long as it may be;
+    (2) nothing, while a step was preempted for a job that has not reached the engine; (3) the first of
+    `ordered` that can run: a suspended step that is not `blocked`, or a waiting prefill with memory and a
+    place; (4) any suspended step, nearest deadline first.
+
+    A prefill that lacks memory waits for others to end if its slack allows. Otherwise it takes memory from
+    those worth no more than itself, least first; from those before it in the order, only if they are worth
+    less. A boosted one takes up to its guard; with an infinite guard no prefill behind it starts while it
+    does not fit. `ordered` is `in_order` of the same, from whoever has it already.
     """
     overdue = [item for item in suspended if item.overdue]
     if overdue:
@@ -150,39 +150,46 @@ def _first_that_fits(
     ordered: Sequence[Prefill],
 ) -> Choice | None:
     """The first in order that can run with `room`, or what `holders` give up; None when none can."""
-    free_blocks, fairness = room.free_blocks, rules.fairness
+    fairness = rules.fairness
     steps = {item.prefill.job_id: item for item in ready}
     queued = {item.prefill.job_id: item for item in queue}
-    memory_in_s = holders.memory_in_s(ready, free_blocks)
+    memory_in_s = holders.memory_in_s(ready, room.free_blocks)
     for position, first in enumerate(ordered):
         boost = None if fairness is None else fairness.boost_of(first, now_s)
         if (resumable := steps.get(first.job_id)) is not None:
             return Resume(resumable.step, boost)
         item = queued[first.job_id]
-        has_place = room.has_place(item)
-        if has_place and room.new_blocks(item) <= free_blocks:
-            return _start(_until_suspended(ordered[position:], queued), room, boost, now_s, rules)
-        room_s = slack_s(first.deadline_s, now_s, first.remaining_s)
-        may_take = holders.may_take(item)
-        if boost is not None:
-            may_take = max(may_take, boost.guard)
-        waits = may_take < math.inf and memory_in_s is not None and memory_in_s <= room_s
-        short_blocks = item.missing_blocks - free_blocks  # those who lose theirs may be those it shares with
-        given_up = None if waits else holders.give_up(item, may_take, short_blocks)
-        if given_up is not None:
-            if has_place and room.new_blocks(item, always_looks=True) <= free_blocks:
-                return _start(_until_suspended(ordered[position:], queued), room, boost, now_s, rules)
-            return Start(
-                (item.request,),
-                tuple(one.step for one in given_up if isinstance(one, Suspended)),
-                tuple(one.request for one in given_up if not isinstance(one, Suspended)),
-                boost=boost,
-                most_tokens=_most_tokens([item], rules),
-            )
-        if may_take == math.inf:
-            return None
-        holders.passed(item)
+        if not room.fits(item):
+            may_take, given_up = _who_gives_way(item, boost, room, holders, memory_in_s, now_s)
+            if given_up is None:
+                if may_take == math.inf:
+                    return None
+                holders.passed(item)
+                continue
+            if not room.fits(item, always_looks=True):
+                return _start_after_drops(item, given_up, boost, rules)
+        return _start(_until_suspended(ordered[position:], queued), room, boost, now_s, rules)
     return None
+
+
+def _who_gives_way(
+    item: Queued,
+    boost: Boost | None,
+    room: FreeRoom,
+    holders: Holders,
+    memory_in_s: float | None,
+    now_s: float,
+) -> tuple[float, Sequence[Holder] | None]:
+    """Up to what worth one that does not fit takes the memory of others, and whose; None where it waits."""
+    first = item.prefill
+    room_s = slack_s(first.deadline_s, now_s, first.remaining_s)
+    may_take = holders.may_take(item)
+    if boost is not None:
+        may_take = max(may_take, boost.guard)
+    if may_take < math.inf and memory_in_s is not None and memory_in_s <= room_s:
+        return may_take, None
+    short_blocks = item.missing_blocks - room.free_blocks  # those who lose theirs may be those it shares with
+    return may_take, holders.give_up(item, may_take, short_blocks)
 
 
 def _worth(prefill: Prefill, now_s: float, rules: ChoiceRules) -> float:
@@ -195,6 +202,19 @@ def _start(
     """The first of these, and those that share its step."""
     requests = _joined(ahead, room, now_s, rules)
     return Start(requests, boost=boost, most_tokens=_most_tokens(ahead[: len(requests)], rules))
+
+
+def _start_after_drops(
+    item: Queued, given_up: Sequence[Holder], boost: Boost | None, rules: ChoiceRules
+) -> Start:
+    """One alone, with the memory that these give up."""
+    return Start(
+        (item.request,),
+        tuple(one.step for one in given_up if isinstance(one, Suspended)),
+        tuple(one.request for one in given_up if not isinstance(one, Suspended)),
+        boost=boost,
+        most_tokens=_most_tokens([item], rules),
+    )
 
 
 def _until_suspended(ordered: Sequence[Prefill], queued: dict[JobId, Queued]) -> list[Queued]:
