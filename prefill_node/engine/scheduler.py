@@ -3,7 +3,7 @@
 Runs in the EngineCore process. Owns what a stopped step means to the engine: it is rolled back, its KV blocks
 stay, and the very same step is issued again later. What runs next is decided by
 `prefill_node.engine.stepping.stepper`; whether a running step stops, by the governor in the replica process.
-Everything else is vLLM's scheduler.
+What was computed in vain is `prefill_node.engine.wasted_work`'s. Everything else is vLLM's scheduler.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
@@ -21,7 +21,7 @@ from vllm.v1.core.sched.request_queue import create_request_queue
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from kv_transfer.cache_groups import keep_for_last_token
-from prefill_node.board.events import Dropped, DropReason, Resumed, Started, Stopped
+from prefill_node.board.events import DropReason, Resumed, Started, Stopped
 from prefill_node.engine.board_writer import Bulletin
 from prefill_node.engine.commit_on_completion import CommitOnCompletion
 from prefill_node.engine.queue import QueueView, argument
@@ -29,6 +29,7 @@ from prefill_node.engine.stepping.memory import Memory
 from prefill_node.engine.stepping.step_choice import ChoiceRules, Resume, Start, Wait
 from prefill_node.engine.stepping.stepper import StartOver, Stepper
 from prefill_node.engine.stepping.suspension import SuspendedStep
+from prefill_node.engine.wasted_work import WastedWork
 from prefill_node.engine_setup import EngineSetup
 from prefill_node.release import Release
 from prefill_node.step_order import PreemptedOutput, StepOrder
@@ -43,14 +44,6 @@ if TYPE_CHECKING:
     from vllm.v1.engine import EngineCoreOutputs
     from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request, RequestStatus
-
-
-class _Left(NamedTuple):
-    """A request that has left while steps compute it, with its tokens before these steps and in them."""
-
-    jobs: tuple[str, ...]
-    before_tokens: int
-    tokens: int
 
 
 class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for it
@@ -73,10 +66,8 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         self._suspensions = self._stepper.suspensions
         self._queue = QueueView(self, self._stepper)
         self._bulletin = Bulletin(self._setup.board)
+        self._wasted = WastedWork(self._suspensions, self._queue.job_of, self._bulletin)
         self._memory_refused = False
-        self._hit_tokens: dict[str, int] = {}
-        """What the prefix cache held of each request when it started."""
-        self._left: dict[str, _Left] = {}
         self._holds_slots = bool(self.vllm_config.use_v2_model_runner)
         """Whether the model runner keeps a place for each request that has started until it ends."""
 
@@ -139,7 +130,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
                     self.kv_cache_manager.cache_blocks(request, computed)
                 self._note_done(request, computed)
             else:
-                self._drop_left(request_id, tokens, 1.0)
+                self._wasted.step_over(request_id, tokens, 1.0, time.monotonic())
         return dict(super().update_from_output(scheduler_output, model_runner_output))
 
     def finish_requests(
@@ -154,10 +145,9 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         for request_id in dict.fromkeys(ending):
             if (request := self._unfinished(request_id)) is not None:
                 computed = request.num_computed_tokens - request.num_in_flight_tokens
-                self._drop_work(request, DropReason.ABANDONED, computed)
+                self._wasted.dropped(request_id, DropReason.ABANDONED, computed, time.monotonic())
                 if request.num_in_flight_tokens and not request.num_stale_output_tokens:
-                    jobs = self._jobs_of([request_id])
-                    self._left[request_id] = _Left(jobs, computed, request.num_in_flight_tokens)
+                    self._wasted.left_in_flight(request_id, computed, request.num_in_flight_tokens)
         return list(super().finish_requests(request_ids, finished_status))
 
     def shutdown(self) -> None:
@@ -169,47 +159,20 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         super()._free_blocks(request)
         job = argument(request, JOB_XARG) or ""
         self._stepper.job_left(job, request.request_id)
-        self._hit_tokens.pop(request.request_id, None)
+        self._wasted.forget(request.request_id)
         if job not in self._stepper.jobs:
             self._bulletin.forget(job)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         """Take a request's KV blocks as vLLM does; what they held has been computed in vain."""
-        self._drop_work(request, DropReason.MEMORY, request.num_computed_tokens)
+        computed = request.num_computed_tokens
+        self._wasted.dropped(request.request_id, DropReason.MEMORY, computed, time.monotonic())
         super()._preempt_request(request, *args, **kwargs)
         self._stepper.started_over(self._queue.item(request))
 
     def _note_done(self, request: Request, computed_tokens: int) -> None:
         if computed_tokens >= request.num_prompt_tokens and (job := argument(request, JOB_XARG)):
             self._stepper.job_done(job, time.monotonic())
-
-    def _drop_work(self, request: Request, reason: DropReason, computed_tokens: int) -> None:
-        """Say what was computed in vain of a request, which leaves its suspended step, if it is in one."""
-        request_id, now_s = request.request_id, time.monotonic()
-        hit_tokens = self._hit_tokens.get(request_id, 0)
-        chunk_tokens = max(0, computed_tokens - hit_tokens)
-        chunk_pairs = attention_pairs(chunk_tokens, hit_tokens)
-        jobs = self._jobs_of([request_id])
-        if (step := self._suspensions.step_of(request_id)) is not None:
-            tokens = step.members[request_id]
-            pairs = attention_pairs(tokens, computed_tokens)
-            self._suspensions.forget(request_id, now_s, pairs)
-            dropped = Dropped(jobs, reason, step.done, tokens, pairs, now_s, chunk_tokens, chunk_pairs)
-        elif chunk_tokens:
-            dropped = Dropped(jobs, reason, 1.0, chunk_tokens, chunk_pairs, now_s)
-        else:
-            return
-        self._bulletin.notice(dropped)
-
-    def _drop_left(self, request_id: str, tokens: int, done: float) -> None:
-        """Say that `done` of a pass was computed in vain of a request that has left while it ran."""
-        if (left := self._left.pop(request_id, None)) is None:
-            return
-        if done:
-            pairs, now_s = attention_pairs(tokens, left.before_tokens), time.monotonic()
-            self._bulletin.notice(Dropped(left.jobs, DropReason.ABANDONED, done, tokens, pairs, now_s))
-        if left.tokens > tokens:  # it is in the step behind this one, too
-            self._left[request_id] = _Left(left.jobs, left.before_tokens + tokens, left.tokens - tokens)
 
     def _abort_of(self, name: str) -> str | None:
         """The request that an abort of this name ends; None for the release of a job that has none to end.
@@ -313,7 +276,7 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         for request_id in started:
             request = self.requests[request_id]
             cached_tokens = request.num_computed_tokens - output.num_scheduled_tokens[request_id]
-            self._hit_tokens[request_id] = cached_tokens
+            self._wasted.started(request_id, cached_tokens)
             if job := self._queue.job_of(request_id):
                 is_first = not request.num_preemptions
                 self._bulletin.notice(Started(job, cached_tokens, now_s, is_first))
@@ -333,13 +296,14 @@ class SlackScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types for
         order = self._bulletin.stop_order(step_id)
         beneficiary = "" if order is None else order.beneficiary
         computed, done = self._fractions(stopped, scheduled.total_num_scheduled_tokens, pairs)
+        now_s = time.monotonic()
         boundary, kept = (stopped.resumes_at, done) if stopped.is_kept else (0, 0.0)
         for request_id, tokens in scheduled.num_scheduled_tokens.items():
             # Only who has left is dropped here, and of what is not kept the notice of the stop tells.
-            self._drop_left(request_id, tokens, kept if members else 0.0)
+            self._wasted.step_over(request_id, tokens, kept if members else 0.0, now_s)
         kept_bytes, at_s = stopped.checkpoint_bytes, stopped.stopped_s
         step = SuspendedStep(step_id, members, left_pairs, boundary, kept, kept_bytes, at_s, beneficiary)
-        self._stepper.step_preempted(step, time.monotonic())
+        self._stepper.step_preempted(step, now_s)
         if beneficiary:
             self._bulletin.preempted(beneficiary, stopped.stopped_s)
         self._bulletin.notice(

@@ -186,7 +186,7 @@ class Engine:
         assert not self.scheduler.running
         assert not self.scheduler.waiting
         assert not self.scheduler._inflight_prefills
-        assert not self.scheduler._hit_tokens
+        assert not self.scheduler._wasted._hit_tokens
         assert self.scheduler.kv_cache_manager.usage == 0.0
         assert set(self.rpc("checkpoints_held")) == {0}
 

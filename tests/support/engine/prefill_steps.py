@@ -87,8 +87,8 @@ class PrefillSteps:
             suspensions.steps,
             suspensions.accounts,
             stepper.jobs,
-            scheduler._hit_tokens,
-            scheduler._left,
+            scheduler._wasted._hit_tokens,
+            scheduler._wasted._left,
         )
         assert not any(queues)
         assert not any(books)

@@ -125,7 +125,7 @@ def test_of_two_steps_that_are_issued_both_count(engine):
         (("gone",), 1.0, CHUNK, attention_pairs(CHUNK, 0)),
         (("gone",), 1.0, CHUNK, attention_pairs(CHUNK, CHUNK)),
     ]
-    assert not scheduler._left
+    assert not scheduler._wasted._left
 
 
 def test_a_client_that_leaves_after_the_last_pass_has_abandoned_nothing(engine):
