@@ -1,7 +1,7 @@
 """How a decode engine keeps the pace of its streams.
 
-Asks `slo.decode.composition` whom a step leaves out and whether one more stream slows the others down too
-much. Owns who was left out last, and how much of a sequence a step computes beside the streams.
+Asks `slo.decode.composition` whom a step leaves out, and `slo.decode.newcomers` whether the streams bear one
+more. Owns who was left out last, and how much of a sequence a step computes beside the streams.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from slo.decode.composition import MARGIN, Composer, Paced, Starting, chunk_within
+from slo.decode.composition import MARGIN, Composer, Paced, chunk_within
+from slo.decode.newcomers import Newcomers, Starting
 from slo.decode.step_time import StepShape, StepTimes
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Pace:
         self._times = times
         self._clock = clock
         self._composer = Composer(times)
+        self._newcomers = Newcomers(times)
         self._left_out = _NOBODY
         self._in_chunks = in_chunks
         self.most_tokens = most_tokens
@@ -123,7 +125,7 @@ class Pace:
             prompt_steps=-(-tokens // self.most_tokens),
             is_top=stream.rank == self._view.top_rank,
         )
-        return self._composer.bears(beside.streams, newcomer, now_s, beside.prompt_tokens)
+        return self._newcomers.bears(beside.streams, newcomer, now_s, beside.prompt_tokens)
 
     def leaves_out(self, now_s: float) -> frozenset[str]:
         """Whom the next step leaves out for the sake of the others' pace; asked once for each."""

@@ -1,7 +1,7 @@
 """SlackServe's way on a decode engine whose streams have TPOT objectives: a step leaves streams out.
 
-The rules of `slo.decode.composition`, asked as `decode_node.engine.pace` asks them. Learns what steps take
-from the engine's, as there.
+The rules of `slo.decode.composition` and `slo.decode.newcomers`, asked as `decode_node.engine.pace` asks
+them. Learns what steps take from the engine's, as there.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 from simulator.pressure.decoding import PressedStream
 from simulator.pressure.engine import PressedEngine
 from simulator.pressure.ours import Ours
-from slo.decode.composition import MARGIN, Composer, Paced, Starting
+from slo.decode.composition import MARGIN, Composer, Paced
+from slo.decode.newcomers import Newcomers, Starting
 from slo.decode.step_time import StepShape, StepTimes
 from slo.tiers import TierSet
 
@@ -26,6 +27,7 @@ class InPace(Ours):
         super().__init__(tiers)
         self._times = StepTimes()
         self._composer = Composer(self._times)
+        self._newcomers = Newcomers(self._times)
         self._learns_every = learns_every
         self._steps = 0
         self._left_out: dict[PressedStream, float] = {}
@@ -71,7 +73,7 @@ class InPace(Ours):
             is_top=one.rank == self._tiers.top_rank,
         )
         paced = [self._paced(other, now_s) for other in others]
-        return self._composer.bears(paced, newcomer, now_s, _prompt_tokens(engine))
+        return self._newcomers.bears(paced, newcomer, now_s, _prompt_tokens(engine))
 
     def _paced(self, one: PressedStream, now_s: float) -> Paced:
         token_s = self._left_out.get(one, now_s)

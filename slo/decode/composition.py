@@ -1,7 +1,7 @@
 """Which streams a step leaves out so that the others keep their pace.
 
 A TPOT objective is a mean: a stream that is ahead of it can wait a step, and so can one without an objective.
-Owns whom a step leaves out, for how long, and when a newcomer would slow the others down too much.
+Owns whom a step leaves out, and for how long.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from slo.decode.restore import STARVES_AFTER_S
 from slo.decode.step_time import StepShape, StepTimes
 
 ROWS: Final = (4, 8, 16, 32)
@@ -17,8 +16,6 @@ ROWS: Final = (4, 8, 16, 32)
 MOST_IN_A_ROW: Final = ROWS[-1]
 MOVING: Final = 0.2
 """Part of what a row saves that moving streams may cost; where it costs more, a longer one is taken."""
-LEAST_PART: Final = 0.2
-"""A newcomer is not admitted if streams without an objective would be in fewer steps than this part."""
 MAX_GAP_S: Final = 1.0
 """No stream waits longer for its next token on account of others."""
 WORTH: Final = 0.10
@@ -67,28 +64,16 @@ class Paced(NamedTuple):
     rank: int = 0
 
 
-class Starting(NamedTuple):
-    """A request that waits to start.
+def tpot_in_reach(stream: Paced, times: StepTimes) -> float | None:
+    """A stream's objective, if a step with it alone would meet that."""
+    tpot_s = stream.tpot_s
+    is_met = tpot_s is not None and times.predict_s(StepShape(1, stream.context)) <= tpot_s
+    return tpot_s if is_met else None
 
-    Attributes:
-        stream: It, as if it ran.
-        since_s: Since when it waits.
-        to_come: Tokens that it is expected to emit.
-        has_first: Whether it has its first token.
-        first_due_s: When that is due; None without an objective for it.
-        prompt_tokens: That steps have yet to compute.
-        prompt_steps: In how many.
-        is_top: Whether it is of the top tier.
-    """
 
-    stream: Paced
-    since_s: float
-    to_come: int
-    has_first: bool = False
-    first_due_s: float | None = None
-    prompt_tokens: int = 0
-    prompt_steps: int = 0
-    is_top: bool = False
+def shape_of(streams: Sequence[Paced], prompt_tokens: int) -> StepShape:
+    """The step that has these streams, and computes so many tokens besides."""
+    return StepShape(len(streams), sum([one.context for one in streams]), prompt_tokens)
 
 
 class _Need(NamedTuple):
@@ -184,7 +169,7 @@ class Composer:
             now_s: Now.
             prompt_tokens: What else the step computes.
         """
-        full_s = self._times.predict_s(_shape(streams, prompt_tokens))
+        full_s = self._times.predict_s(shape_of(streams, prompt_tokens))
         row = self._row
         runs = [one for one in streams if one.request_id not in self._left_out]
         if row is not None and self._steps < row.steps and _helps(runs, row.need, full_s):
@@ -202,76 +187,12 @@ class Composer:
             self._steps += 1
         return self._left_out
 
-    def bears(
-        self, streams: Sequence[Paced], newcomer: Starting, now_s: float, prompt_tokens: int = 0
-    ) -> bool:
-        """Whether streams bear a newcomer, it has waited for long enough, or it loses its own objective.
-
-        They do as long as the tightest objective that can be met stays in reach: steps of that pace have room
-        for each stream as often as its own objective wants it, and for those without one as often as nobody
-        is left out. Objectives of lower tiers do not count; to one of the top tier their streams yield, and
-        it waits for its first token alone.
-
-        Args:
-            streams: Those beside which it starts.
-            newcomer: It.
-            now_s: Now.
-            prompt_tokens: What else the next step computes.
-        """
-        if (newcomer.is_top and newcomer.has_first) or now_s - newcomer.since_s > STARVES_AFTER_S:
-            return True  # its client waits for the next token, or it has for long
-        beside = [one for one in streams if one.rank >= newcomer.stream.rank]
-        if not newcomer.is_top:
-            beside += [one._replace(tpot_s=None) for one in streams if one.rank < newcomer.stream.rank]
-        if self._has_room(beside, newcomer.stream):
-            return True
-        # Steps until then may have everybody.
-        step_s = self._times.predict_s(_shape([*streams, newcomer.stream], prompt_tokens))
-        if newcomer.has_first:
-            return _loses_pace(newcomer, step_s)
-        return newcomer.first_due_s is not None and self._loses_first(
-            newcomer, step_s, newcomer.first_due_s - now_s
-        )
-
-    def _has_room(self, streams: Sequence[Paced], newcomer: Paced) -> bool:
-        tightest_s = self._tightest(streams) if self._times.is_known else None
-        if tightest_s is None:
-            return True
-        step_s = MARGIN * tightest_s
-        needed_s = self._times.fixed_s
-        for one in (*streams, newcomer):
-            part = 0.0 if one.tpot_s is None else min(1.0, step_s / one.tpot_s)
-            needed_s += max(part, LEAST_PART) * self._own_s(one.context)
-            if part < 1:
-                needed_s += 2 * self._times.moved_s / (MOST_IN_A_ROW + 1)
-        return needed_s <= step_s
-
-    def _loses_first(self, newcomer: Starting, step_s: float, left_s: float) -> bool:
-        """Whether one that waits a few steps more has its first token too late."""
-        prompt_s = newcomer.prompt_tokens * self._times.prompt_token_s
-        needs_s = max(1, newcomer.prompt_steps) * step_s + prompt_s
-        return 0 < left_s <= needs_s + CUSHION * step_s
-
-    def _own_s(self, context: int) -> float:
-        """What a stream adds to each step that it is in."""
-        return self._times.stream_s + self._times.context_s * context
-
-    def _tightest(self, streams: Sequence[Paced]) -> float | None:
-        """The tightest objective that a step with its stream alone would meet."""
-        return min([tpot_s for one in streams if (tpot_s := self._in_reach(one)) is not None], default=None)
-
-    def _in_reach(self, stream: Paced) -> float | None:
-        """A stream's objective, if a step with it alone would meet that."""
-        tpot_s = stream.tpot_s
-        is_met = tpot_s is not None and self._times.predict_s(StepShape(1, stream.context)) <= tpot_s
-        return tpot_s if is_met else None
-
     def _wanted_s(self, in_danger: Sequence[Paced]) -> float | None:
         """What a step may take on average so that all of these are in time; None where none can be."""
-        shortest_s = self._times.predict_s(_shape(in_danger, 0))
+        shortest_s = self._times.predict_s(shape_of(in_danger, 0))
         wanted: list[float] = []
         for one in in_danger:
-            if (tpot_s := self._in_reach(one)) is not None:
+            if (tpot_s := tpot_in_reach(one, self._times)) is not None:
                 quicker_s = MARGIN * tpot_s + min(0.0, one.credit_s) / CATCH_UP
                 wanted.append(quicker_s if quicker_s >= shortest_s else MARGIN * tpot_s)
         return min(wanted, default=None)
@@ -292,14 +213,14 @@ class Composer:
     def _needs(self, streams: Sequence[Paced], full_s: float) -> Iterator[_Need]:
         """What all in danger need, for whom those with time wait; then what the highest rank of them does."""
         in_danger = [one for one in streams if _is_in_danger(one, full_s)]
-        in_reach = [one.rank for one in in_danger if self._in_reach(one) is not None]
+        in_reach = [one.rank for one in in_danger if tpot_in_reach(one, self._times) is not None]
         if not in_reach:
             return
         yields_below = min([one.rank for one in streams])
         for rank in dict.fromkeys((yields_below, max(in_reach))):
             tight = [one for one in in_danger if one.rank >= rank]
             if (pace_s := self._wanted_s(tight)) is not None and pace_s < full_s:
-                alone_s = self._times.predict_s(_shape(tight, 0))
+                alone_s = self._times.predict_s(shape_of(tight, 0))
                 names = frozenset([one.request_id for one in tight])
                 yield _Need(names, pace_s, alone_s * MARGIN <= pace_s, rank)
 
@@ -326,21 +247,12 @@ class Composer:
         for one in others:
             if saved_s >= wanted_s:
                 break
-            saves_s = steps * self._own_s(one.context) - 2 * self._times.moved_s
+            saves_s = steps * self._times.own_s(one.context) - 2 * self._times.moved_s
             if saves_s > 0:
                 chosen.append(one.request_id)
                 saved_s += saves_s
         moves_s = 2 * self._times.moved_s * len(chosen)
         return _Row(steps, frozenset(chosen), saved_s, wanted_s, moves_s, need)
-
-
-def _loses_pace(newcomer: Starting, step_s: float) -> bool:
-    """Whether one that waits a few steps more ends too late for its pace."""
-    stream = newcomer.stream
-    if stream.tpot_s is None:
-        return False
-    gains_s = newcomer.to_come * (stream.tpot_s - min(step_s, MARGIN * stream.tpot_s))
-    return 0 < stream.credit_s + gains_s <= CUSHION * step_s
 
 
 def _is_in_danger(stream: Paced, full_s: float) -> bool:
@@ -372,7 +284,3 @@ def _bears_gap(stream: Paced, now_s: float, for_s: float) -> bool:
 def _may_wait(stream: Paced, now_s: float, for_s: float, yields_below: int) -> bool:
     """Whether a stream can do without a token for so long, or has to."""
     return _bears_gap(stream, now_s, for_s) and (stream.rank < yields_below or _has_time(stream, for_s))
-
-
-def _shape(streams: Sequence[Paced], prompt_tokens: int) -> StepShape:
-    return StepShape(len(streams), sum([one.context for one in streams]), prompt_tokens)

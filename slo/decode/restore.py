@@ -19,7 +19,7 @@ from slo.queue.ageing import Ageing
 from slo.tiers import Tier, TierSet
 
 STARVES_AFTER_S: Final = 20.0
-"""After so long a request is admitted whatever the pace of the others; see `slo.decode.composition`."""
+"""After so long a request is admitted whatever the pace of the others; see `slo.decode.newcomers`."""
 RISING_PART: Final = 0.1
 """Of the memory: a tier whose streams hold so much does not starve, and rises no further."""
 

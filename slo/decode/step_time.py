@@ -90,6 +90,10 @@ class StepTimes:
             self.fixed_s + decoding_s + self.prompt_token_s * shape.prompt_tokens + self.moved_s * shape.moved
         )
 
+    def own_s(self, context: int) -> float:
+        """What a stream that attends to so many tokens adds to each step that it is in."""
+        return self.stream_s + self.context_s * context
+
     def at_best_s(self, shape: StepShape) -> float:
         """The same on a machine that is no slower than usual; 0 until enough steps were measured."""
         return self.predict_s(shape) * math.exp(min(0.0, -self._drift)) if self.is_known else 0.0
