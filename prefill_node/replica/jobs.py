@@ -84,7 +84,12 @@ class _Attempt:
 
 
 class JobTable:
-    """The jobs of one replica.
+    """The attempts of one replica, from the first call for each to its end.
+
+    An attempt is called for (once, or more often when Serve repeats the call) and waits for a place; its
+    first call with a place has the engine begin it, and the others wait for the same work. It ends when the
+    engine answers; when its last call leaves without having been answered; when it is released; or when a
+    later attempt at its job comes. One that was released is not begun afterwards.
 
     Args:
         governor: Learns of each arrival; has the ledger and the weights.
@@ -119,8 +124,10 @@ class JobTable:
         self._instruments = instruments
         self._released: OrderedDict[JobId, None] = OrderedDict()
         self._computing: dict[JobId, _Attempt] = {}
-        self._begun = 0  # of all jobs
-        self._calls: Counter[JobId] = Counter()  # that are here for an attempt, with or without a place
+        self._begun = 0
+        """How many attempts the engine was given, see `prefill_node.release`."""
+        self._calls: Counter[JobId] = Counter()
+        """By attempt, how many calls for it are here, with or without a place."""
         self._background = Background()
 
     async def prefill(
@@ -149,7 +156,7 @@ class JobTable:
         finally:
             self._calls[attempt_id] -= 1
             if not self._calls[attempt_id]:
-                self._forget(attempt_id)
+                self._last_call_left(attempt_id)
 
     async def _prefill(
         self, request: PrefillRequest, info: Any, context: RequestContext, job: Accepted
@@ -178,8 +185,8 @@ class JobTable:
             return False
         for number, earlier in others.items():
             if number < context.attempt:
-                self._refuse(earlier)  # at once: one of its calls may be about to get a place
-                self._background.run("release", self._drop(earlier), job_id=context.job_id)
+                self._never_begins(earlier)  # at once: one of its calls may be about to get a place
+                self._background.run("release", self._cancel_and_free(earlier), job_id=context.job_id)
         return True
 
     def _begin(
@@ -195,38 +202,43 @@ class JobTable:
         self._begun += 1
         params = self._params(sampled or nothing_but_kv(), context, job)
         work = asyncio.get_running_loop().create_task(self._compute(request, params, info))
-        work.add_done_callback(lambda work: self._end(context, job.arrived_s, abandoned=work.cancelled()))
+        work.add_done_callback(
+            lambda work: self._work_ended(context, job.arrived_s, abandoned=work.cancelled())
+        )
         attempt = self._computing[job.job_id] = _Attempt(work)
         return attempt
 
-    def _forget(self, attempt_id: JobId) -> None:
+    def _last_call_left(self, attempt_id: JobId) -> None:
         """No call is here for an attempt any more; where none was answered nobody will pull its blocks."""
         del self._calls[attempt_id]
-        self._leave(attempt_id)
+        self._stops_waiting(attempt_id)
         if (attempt := self._computing.get(attempt_id)) is None or attempt.dropping is not None:
             return
         if attempt.is_told:
             del self._computing[attempt_id]
             return
-        attempt.dropping = self._background.run("release", self._drop(attempt_id), job_id=job_of(attempt_id))
+        attempt.dropping = self._background.run(
+            "release", self._cancel_and_free(attempt_id), job_id=job_of(attempt_id)
+        )
         attempt.dropping.add_done_callback(lambda _: self._computing.pop(attempt_id, None))
 
     async def release(self, attempt_id: JobId) -> None:
         """Release an attempt at a job wherever it is: not yet here, running, or waiting to be pulled."""
-        self._refuse(attempt_id)
-        await self._drop(attempt_id)
+        self._never_begins(attempt_id)
+        await self._cancel_and_free(attempt_id)
 
-    def _refuse(self, attempt_id: JobId) -> None:
+    def _never_begins(self, attempt_id: JobId) -> None:
         """Begin nothing of an attempt from now on."""
         self._released[attempt_id] = None
         while len(self._released) > _REMEMBER_RELEASED:
             self._released.popitem(last=False)
-        self._leave(attempt_id)
+        self._stops_waiting(attempt_id)
 
-    async def _drop(self, attempt_id: JobId) -> None:
+    async def _cancel_and_free(self, attempt_id: JobId) -> None:
+        """Cancel the engine's work on an attempt, and have its blocks freed."""
         if (attempt := self._computing.get(attempt_id)) is not None and attempt.work.cancel():
             await asyncio.wait([attempt.work])
-        await self._abandon(attempt_id)
+        await self._abort_in_engine(attempt_id)
         self._watch.changed()
 
     def _params(self, asked: SamplingParams, context: RequestContext, job: Accepted) -> SamplingParams:
@@ -311,9 +323,9 @@ class JobTable:
             raise RuntimeError(f"the prefill replica has no LoRA adapter {adapter.name!r} of {adapter.path}")
         return found
 
-    def _leave(self, attempt_id: JobId) -> None:
-        """A job does not wait for a place any more, if it did."""
-        self._ledger.left(attempt_id)
+    def _stops_waiting(self, attempt_id: JobId) -> None:
+        """An attempt does not wait for a place any more, if it did."""
+        self._ledger.stopped_waiting(attempt_id)
         self._reporter.changed()
 
     def _accept(self, context: RequestContext, job: Accepted) -> None:
@@ -332,7 +344,7 @@ class JobTable:
             budget_s=context.ttft_budget_s,
         )
 
-    def _end(self, context: RequestContext, arrived_s: float, *, abandoned: bool) -> None:
+    def _work_ended(self, context: RequestContext, arrived_s: float, *, abandoned: bool) -> None:
         now_s = time.monotonic()
         self._ledger.ended(context.attempt_id, abandoned=abandoned)
         self._watch.changed()
@@ -343,7 +355,7 @@ class JobTable:
             "prefill_ended", request_id=context.request_id, job_id=context.job_id, seconds=now_s - arrived_s
         )
 
-    async def _abandon(self, job_id: JobId) -> None:
+    async def _abort_in_engine(self, job_id: JobId) -> None:
         """Have the engine's scheduler drop the job: abort it, or free the blocks that wait to be pulled."""
         await self._engine._engine_client.engine_core.abort_requests_async(  # noqa: SLF001 - no public way in
             [Release(job_id, self._begun).encode()]

@@ -56,7 +56,7 @@ class PrefillLedger:
         """A prefill waits for a place."""
         self.without_place[job.job_id] = job
 
-    def left(self, job_id: JobId) -> None:
+    def stopped_waiting(self, job_id: JobId) -> None:
         """A prefill does not wait for a place any more, and has none; one that has is left alone."""
         if self.without_place.pop(job_id, None) is not None:
             self._ended.append(job_id)

@@ -43,7 +43,7 @@ def test_what_waits_for_a_place_is_kept_apart_until_it_has_one_or_leaves():
     assert (list(one.accepted), list(one.without_place)) == (["a"], ["b", "c"])
     one.arrived(job("b"))
     for name in "abc":
-        one.left(JobId(name))
+        one.stopped_waiting(JobId(name))
     assert (list(one.accepted), list(one.without_place)) == (["a", "b"], [])
     assert one.take_ended() == ("c",), "the others have a place"
     assert not one.abandoned
