@@ -62,7 +62,7 @@ def _order_stops(pipe: Connection, path: Path) -> None:
 
 def _await_step(board: Board, step_id: int) -> None:
     until_s = time.monotonic() + _GIVE_UP_S
-    while board.progress(0)[0] < step_id:
+    while board.progress(0).step_id < step_id:
         if time.monotonic() > until_s:
             raise TimeoutError(f"step {step_id} has not begun")
         time.sleep(0)

@@ -20,7 +20,7 @@ import msgspec
 
 from prefill_node.board import layout
 from prefill_node.board.cells import EventRing, Latest
-from prefill_node.board.messages import SchedulerView, StopOrder
+from prefill_node.board.messages import Reached, SchedulerView, StopOrder
 from prefill_node.board.segment import (
     SHARED_MEMORY,
     BoardUnavailableError,
@@ -117,10 +117,10 @@ class Board:
         """What the scheduler last published; None before that. The same object until something changes."""
         return self._view.load()
 
-    def progress(self, rank: int) -> tuple[int, int]:
-        """Step and boundary that a rank has reached; (0, 0) before its first."""
+    def progress(self, rank: int) -> Reached:
+        """What a rank has reached; zeros before its first step."""
         word = self.words[self._progress[rank]]
-        return word >> layout.BOUNDARY_BITS, word & layout.BOUNDARY_MASK
+        return Reached(word >> layout.BOUNDARY_BITS, word & layout.BOUNDARY_MASK)
 
     def boundaries_reached(self, rank: int) -> int:
         """How many boundaries a rank has reached since the board was made, a vote at each."""

@@ -8,6 +8,7 @@ and accounts, so that nobody works out anew what is left of one.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import msgspec
 
@@ -122,6 +123,13 @@ class SchedulerView(msgspec.Struct, frozen=True, array_like=True):
     fairness: FairnessState | None = None
     targets: TargetState | None = None
     none_can_start: bool = False
+
+
+class Reached(NamedTuple):
+    """The step that a rank is in, and the last boundary of it that it has reached."""
+
+    step_id: int
+    boundary: int
 
 
 class StopOrder(msgspec.Struct, frozen=True, array_like=True):

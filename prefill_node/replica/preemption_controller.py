@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from prefill_node.board.board import Board
 from prefill_node.board.doorbell import Doorkeeper
-from prefill_node.board.messages import SchedulerView, StopOrder
+from prefill_node.board.messages import Reached, SchedulerView, StopOrder
 from prefill_node.replica.governing.governor import Governor
 from slo.monitor.directives import PreemptDirective
 from slo.preemption.types import Keep, KeepReason, Preempt
@@ -126,8 +126,8 @@ class Watch:
                 raise
             return by(None)
 
-    def reached(self) -> tuple[int, int]:
-        """The step and boundary that the first rank has reached."""
+    def reached(self) -> Reached:
+        """What the first rank has reached."""
         return self._board.progress(_FIRST_RANK)
 
     def boundaries_reached(self) -> tuple[int, ...]:

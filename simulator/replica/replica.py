@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from prefill_node.board.messages import Reached
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from simulator.findings import State
@@ -97,14 +98,14 @@ class VirtualReplica:
         if self.engine.issued is None:
             self._issue()
 
-    def reached(self) -> tuple[int, int]:
+    def reached(self) -> Reached:
         """The running step and the boundary that its host has reached, as its worker publishes it."""
         issued = self.engine.issued
         if issued is None:
-            return 0, 0
+            return Reached(0, 0)
         host_at = issued.boundary_after(self._loop.now_s, self._ahead_s) - 1
         boundary = min(max(host_at, issued.view.from_boundary), issued.times.boundaries)
-        return issued.view.step_id, boundary
+        return Reached(issued.view.step_id, boundary)
 
     def _issue(self) -> None:
         issued = self.engine.issue(self._loop.now_s)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from prefill_node.board.messages import SchedulerView, StepView, SuspendedView
+from prefill_node.board.messages import Reached, SchedulerView, StepView, SuspendedView
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from slo.monitor.directives import PreemptDirective
 from slo.predict.pass_shape import MeanStop, PassPart, PassShape
@@ -130,13 +130,11 @@ class Governor:
         may_stop = self.rules.mode is not PreemptionMode.OFF and self.profile.boundaries > 0
         return may_stop and not self.has_failed
 
-    def decide(
-        self, view: SchedulerView | None, reached: tuple[int, int], now_s: float
-    ) -> PreemptionDecision:
+    def decide(self, view: SchedulerView | None, reached: Reached, now_s: float) -> PreemptionDecision:
         """Decide anew; called whenever something has changed.
 
-        `view` is what the scheduler has published last, None before that; `reached` are the step and boundary
-        that the first rank has published last.
+        `view` is what the scheduler has published last, None before that; `reached` is the first
+        rank's.
         """
         if not self.is_on:
             return Keep(KeepReason.OFF)
@@ -162,7 +160,7 @@ class Governor:
         self,
         directive: PreemptDirective,
         view: SchedulerView | None,
-        reached: tuple[int, int],
+        reached: Reached,
         now_s: float,
     ) -> PreemptionDecision:
         """Whether an order of the cluster's monitor still makes sense here.
@@ -200,7 +198,7 @@ class Governor:
             weight *= view.targets.price(job.tier)
         self.forecast.arrived(work_s, weight, now_s)
 
-    def remaining_s(self, step: StepView, reached: tuple[int, int]) -> float:
+    def remaining_s(self, step: StepView, reached: Reached) -> float:
         """Predicted seconds to the end of a running step."""
         return self.total_s(step) * (1.0 - self.progress(step, reached))
 
@@ -208,12 +206,12 @@ class Governor:
         """Predicted seconds of a whole forward pass."""
         return self.ledger.predictor.pass_s(step.tokens, step.pairs)
 
-    def progress(self, step: StepView, reached: tuple[int, int]) -> float:
+    def progress(self, step: StepView, reached: Reached) -> float:
         """The fraction of a running step's forward pass that is done, by its time."""
         at = self.profile.shape.at(_boundary(step, reached))
         return self.ledger.predictor.fraction(at, step.tokens, step.pairs)
 
-    def preemptible_in_s(self, view: SchedulerView, reached: tuple[int, int], now_s: float) -> float | None:
+    def preemptible_in_s(self, view: SchedulerView, reached: Reached, now_s: float) -> float | None:
         """How soon the running step would be preempted for somebody more urgent; None when it would not.
 
         What is decided here reckons with the longest that a stop may take; what is predicted, with the mean.
@@ -278,7 +276,7 @@ class Governor:
         kept_bytes = sum([item.checkpoint_bytes for item in view.suspended])
         return ReplicaState(running, waiting, len(view.suspended), kept_bytes)
 
-    def _running(self, step: StepView, reached: tuple[int, int], now_s: float) -> RunningStep:
+    def _running(self, step: StepView, reached: Reached, now_s: float) -> RunningStep:
         total_s, progress = self.total_s(step), self.progress(step, reached)
         remaining_s = total_s * (1.0 - progress)
         members = [self._member(member, remaining_s, now_s) for member in step.members]
@@ -346,9 +344,9 @@ class Governor:
         )
 
 
-def _boundary(step: StepView, reached: tuple[int, int]) -> int:
+def _boundary(step: StepView, reached: Reached) -> int:
     """The last boundary that a running step is known to have reached."""
-    return reached[1] if reached[0] == step.step_id else step.from_boundary
+    return reached.boundary if reached.step_id == step.step_id else step.from_boundary
 
 
 def _seen(view: SchedulerView) -> set[str]:

@@ -5,7 +5,7 @@ Pure: reads the governor's knowledge, decides nothing.
 
 from __future__ import annotations
 
-from prefill_node.board.messages import SchedulerView
+from prefill_node.board.messages import Reached, SchedulerView
 from prefill_node.replica.governing.governor import Governor
 from slo.monitor.directives import ReplicaSeen, StepSeen, WaiterSeen, first_of_each
 from slo.preemption.types import KeepReason
@@ -17,7 +17,7 @@ def replica_seen(
     replica_id: ReplicaId,
     governor: Governor,
     view: SchedulerView | None,
-    reached: tuple[int, int],
+    reached: Reached,
     kept: KeepReason | None,
     now_s: float,
 ) -> ReplicaSeen:

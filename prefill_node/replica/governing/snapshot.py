@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from prefill_node.board.messages import SchedulerView, StepView, SuspendedView
+from prefill_node.board.messages import Reached, SchedulerView, StepView, SuspendedView
 from prefill_node.replica.governing.governor import Governor
 from prefill_node.replica.governing.ledger import Accepted
 from slo.queue.prefill import Prefill
@@ -37,9 +37,7 @@ class ReplicaLoad(NamedTuple):
     preemptible_in_s: float | None
 
 
-def load(
-    governor: Governor, view: SchedulerView | None, reached: tuple[int, int], now_s: float
-) -> ReplicaLoad:
+def load(governor: Governor, view: SchedulerView | None, reached: Reached, now_s: float) -> ReplicaLoad:
     """What the replica has to do, progress credited."""
     view = view or SchedulerView()
     accepted = governor.ledger.accepted
@@ -78,7 +76,7 @@ def load(
 
 
 def snapshot(
-    governor: Governor, view: SchedulerView | None, reached: tuple[int, int], now_s: float
+    governor: Governor, view: SchedulerView | None, reached: Reached, now_s: float
 ) -> dict[str, Any]:
     """The running step with its progress, the queue with its slack, and what is suspended."""
     if view is None:
@@ -107,7 +105,7 @@ def snapshot(
     }
 
 
-def _step(governor: Governor, step: StepView, reached: tuple[int, int], now_s: float) -> dict[str, Any]:
+def _step(governor: Governor, step: StepView, reached: Reached, now_s: float) -> dict[str, Any]:
     return {
         "step_id": step.step_id,
         "jobs": [_job(governor, job, now_s) for job in step.jobs],

@@ -2,6 +2,7 @@
 
 from published import Engine
 
+from prefill_node.board.messages import Reached
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from slo.predict.pass_shape import PassShape
@@ -14,7 +15,7 @@ from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
 WEIGHTS = {PREMIUM: 4.0, STANDARD: 2.0, BACKGROUND: 1.0}
-NOTHING_REACHED = (0, 0)
+NOTHING_REACHED = Reached(0, 0)
 BOUNDARIES = 10
 BYTES_PER_TOKEN = 100
 ENGINE = Engine()

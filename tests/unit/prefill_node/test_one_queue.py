@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from prefill_node.board.messages import Reached
 from prefill_node.engine.stepping.step_choice import in_order
 from prefill_node.replica.governing.ledger import Accepted
 from prefill_node.replica.governing.snapshot import load, snapshot
@@ -19,7 +20,7 @@ from slo.queue.slack import slack_s
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 HARDWARE = PRESETS["flowprefill-8b"].hardware
-NOTHING_REACHED = (0, 0)
+NOTHING_REACHED = Reached(0, 0)
 PUBLISHED_S, NOW_S = 20.0, 100.0
 CHUNKED, OLD, RUNS, PREFERRED, LATE, FRESH = range(6)
 

@@ -10,6 +10,7 @@ from ray.serve.llm.openai_api_models import ErrorResponse
 from read_blocks import ReadBlocks
 from vllm.v1.engine.input_processor import InputProcessor
 
+from prefill_node.board.messages import Reached
 from prefill_node.release import RELEASE_PREFIX, Release
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.snapshot import load
@@ -178,7 +179,7 @@ def reported(table):
     """What the router is told: the jobs and their budgets, and which have ended."""
     profile = ForwardProfile(PassShape.even(4), (100.0,) * 4)
     governor = Governor(table._ledger, {STANDARD: 1.0}, PreemptionRules(), QueueOrder.SEDF, profile)
-    told = load(governor, None, (0, 0), time.monotonic())
+    told = load(governor, None, Reached(0, 0), time.monotonic())
     return {job.job_id: job for job in told.jobs}, table._ledger.take_ended()
 
 

@@ -7,7 +7,7 @@ from played_watch import PlayedWatch
 from published import Account, Engine, running, suspended
 
 from prefill_node.board.events import Passed, Resumed, Stopped, decode
-from prefill_node.board.messages import SchedulerView, StepView
+from prefill_node.board.messages import Reached, SchedulerView, StepView
 from prefill_node.engine.board_writer import Bulletin
 from prefill_node.replica import monitor_link
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
@@ -38,7 +38,7 @@ LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0, handoff_s=0.05)
 WEIGHTS = {PREMIUM: 4.0, STANDARD: 2.0, BACKGROUND: 1.0}
 BOUNDARIES = 10
 NOW_S = 100.0
-NOTHING_REACHED = (0, 0)
+NOTHING_REACHED = Reached(0, 0)
 
 
 ENGINE = Engine()
@@ -80,7 +80,7 @@ def test_the_running_step_is_told_and_whom_it_makes_late_with_their_slack():
         R,
         governor(LONG, later, URGENT, in_time, late, job("idle")),
         view(),
-        (7, 3),
+        Reached(7, 3),
         KeepReason.WAITERS_IN_TIME,
         NOW_S,
     )
@@ -93,15 +93,17 @@ def test_the_running_step_is_told_and_whom_it_makes_late_with_their_slack():
 
 @pytest.mark.parametrize("kept", [None, KeepReason.NOBODY_WAITS, KeepReason.CANNOT_SAVE])
 def test_nobody_is_told_where_the_governor_is_not_overruled(kept):
-    assert replica_seen(R, governor(LONG, URGENT), view(), (7, 5), kept, NOW_S).waiting == ()
+    assert replica_seen(R, governor(LONG, URGENT), view(), Reached(7, 5), kept, NOW_S).waiting == ()
 
 
 def test_a_report_does_not_grow_with_the_queue():
     own = [job(f"own-{n}", 100, 1.1) for n in range(4000)]
-    told = replica_seen(R, governor(LONG, *own), view(), (7, 3), KeepReason.WAITERS_IN_TIME, NOW_S)
+    told = replica_seen(R, governor(LONG, *own), view(), Reached(7, 3), KeepReason.WAITERS_IN_TIME, NOW_S)
     assert told.waiting == ()
     urgent = [job(f"{tier}-{n}", 100, 1.1, tier) for n in range(500) for tier in (PREMIUM, STANDARD)]
-    told = replica_seen(R, governor(LONG, *own, *urgent), view(), (7, 3), KeepReason.WAITERS_IN_TIME, NOW_S)
+    told = replica_seen(
+        R, governor(LONG, *own, *urgent), view(), Reached(7, 3), KeepReason.WAITERS_IN_TIME, NOW_S
+    )
     assert {waiter.tier for waiter in told.waiting} == {PREMIUM, STANDARD}
     assert len(told.waiting) == 2
 
@@ -134,7 +136,7 @@ def seen(monkeypatch):
         watch = PlayedWatch(
             is_up=is_up,
             view=lambda: shown,
-            reached=lambda: (7, 3),
+            reached=lambda: Reached(7, 3),
             kept=lambda _: KeepReason.WAITERS_IN_TIME,
             direct=None,
         )

@@ -7,7 +7,7 @@ import pytest
 from played_watch import PlayedWatch
 from published import Engine, running
 
-from prefill_node.board.messages import SchedulerView, StepView
+from prefill_node.board.messages import Reached, SchedulerView, StepView
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from prefill_node.replica.report import ReportBuilder
@@ -26,7 +26,7 @@ from telemetry.engine_tap import EngineTap
 WATCH = PlayedWatch(
     collect=lambda: None,
     view=lambda: None,
-    reached=lambda: (0, 0),
+    reached=lambda: Reached(0, 0),
     is_up=True,
     has_vote_timeout=lambda: False,
 )
@@ -110,7 +110,7 @@ def test_how_far_jobs_are_is_told_also_after_the_governor_has_failed(is_up):
     builder = builder_of(ledger, EngineTap("prefill", instruments), instruments)
     builder._governor.has_failed = not is_up
     view = jobs.view(running("runs", started_s=time.monotonic()))
-    shown = {"view": lambda: view, "reached": lambda: (7, 2), "is_up": is_up}
+    shown = {"view": lambda: view, "reached": lambda: Reached(7, 2), "is_up": is_up}
     watch = PlayedWatch(**{**vars(WATCH), **shown})
     report = builder.build(watch, WATCHDOG)
     assert (report.running, report.running_for_s) == ("runs", pytest.approx(0.5))

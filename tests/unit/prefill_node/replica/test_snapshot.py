@@ -7,6 +7,7 @@ from published import Account, Engine
 from published import running as running_step
 from published import suspended as suspended_step
 
+from prefill_node.board.messages import Reached
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from prefill_node.replica.governing.snapshot import load, snapshot
@@ -22,7 +23,7 @@ from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
 WEIGHTS = {PREMIUM: 4.0, STANDARD: 2.0, BACKGROUND: 1.0}
 NOW_S = 100.0
-NOTHING_REACHED = (0, 0)
+NOTHING_REACHED = Reached(0, 0)
 BOUNDARIES = 10
 
 
@@ -113,7 +114,13 @@ def test_the_chunks_behind_the_one_that_runs_are_still_to_compute(shown, account
 
 @pytest.mark.parametrize(
     ("from_boundary", "reached", "done_s"),
-    [(0, NOTHING_REACHED, 0.0), (0, (7, 3), 0.3), (0, (6, 3), 0.0), (5, (6, 3), 0.5), (5, (7, 8), 0.8)],
+    [
+        (0, NOTHING_REACHED, 0.0),
+        (0, Reached(7, 3), 0.3),
+        (0, Reached(6, 3), 0.0),
+        (5, Reached(6, 3), 0.5),
+        (5, Reached(7, 8), 0.8),
+    ],
     ids=["just issued", "under way", "the step before was", "resumed", "resumed, under way"],
 )
 def test_the_running_pass_is_credited_with_its_progress_and_not_with_its_time(from_boundary, reached, done_s):
@@ -130,7 +137,7 @@ def test_a_pass_whose_clients_have_left_is_not_told():
 
 def test_budgets_are_what_is_left_of_the_deadlines():
     told = load(
-        governor(job("a", deadline_s=103.5), job("b"), job("c", deadline_s=99.0)), None, (0, 0), NOW_S
+        governor(job("a", deadline_s=103.5), job("b"), job("c", deadline_s=99.0)), None, Reached(0, 0), NOW_S
     )
     assert {each.job_id: each.budget_s for each in told.jobs} == {"a": 3.5, "b": None, "c": -1.0}
     assert [each.tier for each in told.jobs] == [BACKGROUND] * 3
@@ -149,7 +156,7 @@ def test_budgets_are_what_is_left_of_the_deadlines():
 )
 def test_the_router_learns_how_soon_the_pass_would_make_way_unless_a_limit_is_reached(rest, preemptible_in_s):
     shown = view(running("a"), a=Account(1, 2.0, 1000))
-    assert load(governor(job("a"), **rest), shown, (7, 3), NOW_S).preemptible_in_s == (
+    assert load(governor(job("a"), **rest), shown, Reached(7, 3), NOW_S).preemptible_in_s == (
         None if preemptible_in_s is None else pytest.approx(preemptible_in_s)
     )
 
@@ -158,9 +165,9 @@ def test_the_router_learns_how_soon_the_pass_would_make_way_unless_a_limit_is_re
     ("rest", "reached", "preemptible_in_s"),
     [
         ({}, NOTHING_REACHED, 0.05),
-        ({}, (7, 9), 0.1),
+        ({}, Reached(7, 9), 0.1),
         ({"boundaries": 0}, NOTHING_REACHED, 1.0),
-        ({"max_preemptions": 0}, (7, 3), 0.7),
+        ({"max_preemptions": 0}, Reached(7, 3), 0.7),
     ],
     ids=["it stops before", "it ends sooner than a stop", "nothing stops it", "a limit is reached"],
 )
@@ -190,7 +197,7 @@ def test_the_step_the_queue_and_what_is_suspended():
         job("c", 100, deadline_s=101.0, tier=STANDARD),
     )
     shown = snapshot(
-        governed, view(running("a"), suspended("b", tokens=500, preempted_by="c")), (7, 3), NOW_S
+        governed, view(running("a"), suspended("b", tokens=500, preempted_by="c")), Reached(7, 3), NOW_S
     )
     assert shown["preemptible"] is True
     step = shown["step"]

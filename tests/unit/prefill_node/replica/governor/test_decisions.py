@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from published import running, suspended
 
+from prefill_node.board.messages import Reached
 from slo.preemption.types import Keep, KeepReason, Preempt, PreemptionMode, PreemptReason
 from slo.queue.order import QueueOrder
 from slo.request import JobId
@@ -103,7 +104,7 @@ def test_a_step_is_ordered_once_and_the_next_one_anew():
 
 @given(
     shown=st.integers(1, 1 << 39),
-    reached=st.tuples(st.integers(0, 1 << 39), st.integers(0, BOUNDARIES - 1)),
+    reached=st.builds(Reached, st.integers(0, 1 << 39), st.integers(0, BOUNDARIES - 1)),
     late_s=st.floats(0.0, 0.4),
 )
 def test_an_order_never_names_another_step_than_the_one_that_was_published(shown, reached, late_s):
@@ -123,7 +124,7 @@ def test_a_decision_takes_less_than_a_millisecond_with_a_hundred_waiting():
     took_s = []
     for _ in range(200):
         started_s = time.perf_counter()
-        many.decide(shown, (7, 3), 0.0)
+        many.decide(shown, Reached(7, 3), 0.0)
         took_s.append(time.perf_counter() - started_s)
     median_us = statistics.median(took_s) * 1e6
     print(f"median decision with 100 waiting: {median_us:.0f} µs")  # noqa: T201 - shown with pytest -s

@@ -4,6 +4,7 @@ import pytest
 from governors import BYTES_PER_TOKEN, LONG, NOTHING_REACHED, URGENT, governor, job, view
 from published import Account, running, suspended
 
+from prefill_node.board.messages import Reached
 from prefill_node.replica.governing.governor import ForwardProfile
 from slo.predict.pass_shape import PassShape
 from slo.preemption.types import Keep, Limits, PreemptionMode
@@ -14,8 +15,8 @@ LIMITS = {
     "too many are suspended": {"stopped": [suspended("other")], "max_suspended_steps": 1},
     "too much memory is kept": {"stopped": [suspended("other")], "max_suspended_bytes": 100_499},
     "it cannot stop": {"step": running("long", stoppable=False)},
-    "it ends first": {"reached": (7, 9)},
-    "it would be recomputed": {"mode": PreemptionMode.RECOMPUTE, "reached": (7, 9)},
+    "it ends first": {"reached": Reached(7, 9)},
+    "it would be recomputed": {"mode": PreemptionMode.RECOMPUTE, "reached": Reached(7, 9)},
     "nothing runs": {"step": None},
 }
 
@@ -38,8 +39,8 @@ def test_what_finds_room_in_kv_blocks_takes_no_memory():
     kept_bytes = (0.0,) * 5 + (BYTES_PER_TOKEN / 2,) * 4 + (BYTES_PER_TOKEN,)
     governed.profile = ForwardProfile(PassShape.even(10), kept_bytes)
     assert governed.preemptible_in_s(shown, NOTHING_REACHED, 0.0) is not None
-    assert governed.preemptible_in_s(shown, (7, 3), 0.0) is not None
-    assert governed.preemptible_in_s(shown, (7, 4), 0.0) is None, "it would stop behind it"
+    assert governed.preemptible_in_s(shown, Reached(7, 3), 0.0) is not None
+    assert governed.preemptible_in_s(shown, Reached(7, 4), 0.0) is None, "it would stop behind it"
     assert governed.profile.checkpoint_bytes(1000, 4) == 1000 * BYTES_PER_TOKEN / 2
     assert governed.profile.checkpoint_bytes(1000, 9) == 1000 * BYTES_PER_TOKEN
     late = ForwardProfile(PassShape.told([(n / 10, n / 10) for n in range(10)], 0.0, 1), kept_bytes)

@@ -5,6 +5,7 @@ import pytest
 from governors import LONG, NOTHING_REACHED, URGENT, WEIGHTS, governor, job, view
 from published import Account, running, suspended
 
+from prefill_node.board.messages import Reached
 from prefill_node.replica.governing.ledger import Accepted
 from slo.monitor.directives import DirectiveReason, PreemptDirective
 from slo.preemption.types import Keep, KeepReason, Preempt
@@ -16,14 +17,14 @@ from slo.tiers import PREMIUM, Tier
     ("from_boundary", "reached", "remaining_s"),
     [
         (0, NOTHING_REACHED, 1.0),
-        (0, (7, 0), 1.0),
-        (0, (7, 4), 0.6),
-        (0, (7, 9), 0.1),
-        (0, (6, 9), 1.0),
-        (0, (8, 9), 1.0),
-        (3, (6, 9), 0.7),
-        (3, (7, 4), 0.6),
-        (3, (7, 0), 1.0),
+        (0, Reached(7, 0), 1.0),
+        (0, Reached(7, 4), 0.6),
+        (0, Reached(7, 9), 0.1),
+        (0, Reached(6, 9), 1.0),
+        (0, Reached(8, 9), 1.0),
+        (3, Reached(6, 9), 0.7),
+        (3, Reached(7, 4), 0.6),
+        (3, Reached(7, 0), 1.0),
     ],
     ids=[
         "no step has begun",
@@ -44,7 +45,7 @@ def test_what_is_left_of_a_step_is_what_lies_behind_its_boundary(from_boundary, 
 
 @pytest.mark.parametrize(
     ("reached", "is_stopped"),
-    [((7, 0), True), ((7, 8), False), ((6, 8), True)],
+    [(Reached(7, 0), True), (Reached(7, 8), False), (Reached(6, 8), True)],
     ids=["at its start", "nearly done", "another step was nearly done"],
 )
 def test_a_step_that_is_nearly_done_is_not_stopped(reached, is_stopped):
@@ -83,4 +84,4 @@ def test_a_request_of_a_tier_that_only_others_know_counts_for_the_least():
 
 
 def test_a_forward_pass_without_boundaries_makes_no_progress():
-    assert governor(LONG, boundaries=0).progress(running("long"), (7, 3)) == 0.0
+    assert governor(LONG, boundaries=0).progress(running("long"), Reached(7, 3)) == 0.0

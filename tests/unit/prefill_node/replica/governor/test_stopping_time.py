@@ -7,6 +7,7 @@ import pytest
 from governors import CURVE, LONG, curved, view
 from published import running
 
+from prefill_node.board.messages import Reached
 from prefill_node.replica.governing.governor import ForwardProfile
 from slo.predict.pass_shape import PassShape
 from slo.predict.prefill_time import attention_pairs
@@ -21,7 +22,7 @@ def stopping_in_s(context, *, tokens=1000, ahead_s=0.0):
     asked.profile = ForwardProfile(ATTENTION_LAST, (), ahead_s)
     step = msgspec.structs.replace(running("long", tokens=tokens), pairs=attention_pairs(tokens, context))
     longest_s = asked.profile.stop_s(step.tokens, step.pairs, asked.ledger.predictor)
-    told_s = asked.preemptible_in_s(view(step), (7, 0), 0.0)
+    told_s = asked.preemptible_in_s(view(step), Reached(7, 0), 0.0)
     assert ahead_s < told_s < longest_s, "the router is told the mean"
     return longest_s
 
@@ -44,8 +45,8 @@ def test_half_of_the_boundaries_are_little_of_a_pass_that_is_mostly_attention():
     step = msgspec.structs.replace(running("long", tokens=1000), pairs=attention_pairs(1000, 100_000))
     before_attention_s = CURVE.fixed_s + 1000 * CURVE.per_token_s
     whole_s = CURVE.pass_s(1000, step.pairs)
-    assert asked.progress(step, (7, 2)) == pytest.approx(before_attention_s / whole_s)
-    assert asked.remaining_s(step, (7, 2)) == pytest.approx(whole_s - before_attention_s)
+    assert asked.progress(step, Reached(7, 2)) == pytest.approx(before_attention_s / whole_s)
+    assert asked.remaining_s(step, Reached(7, 2)) == pytest.approx(whole_s - before_attention_s)
 
 
 @pytest.mark.parametrize(
