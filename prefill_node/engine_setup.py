@@ -1,18 +1,20 @@
-"""What a prefill replica tells its engine's scheduler and workers at start.
+"""What a prefill replica tells its engine's scheduler and workers at start, and what these answer.
 
-Travels as a plain dictionary in vLLM's `additional_config`, the place that vLLM keeps for such things.
+The setup travels as a plain dictionary in vLLM's `additional_config`, the place that vLLM keeps for such
+things.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from slo.predict.pass_shape import PassShape
 from slo.preemption.types import LAUNCH_AHEAD_S, Limits
 from slo.queue.class_targets import ClassTargets
 from slo.queue.fairness import STARVATION_TIMEOUT_S, Fairness
@@ -98,6 +100,26 @@ class EngineSetup:
     def of_arguments(additional_config: Mapping[str, Any] | None) -> EngineSetup:
         """The same from the engine argument."""
         return msgspec.convert((additional_config or {}).get(_KEY, {}), EngineSetup)
+
+
+class PreemptionSupport(NamedTuple):
+    """Where a worker's forward pass can stop. It may arrive as a plain list, its parts likewise.
+
+    Attributes:
+        done: See `PassShape`; this and the next two are what that is made of.
+        granularity: A value of `prefill_node.worker.boundary.BoundaryLevel`; empty where it cannot stop.
+        why_not: Why it cannot stop, or not at finer places; empty for nothing.
+    """
+
+    done: Sequence[Sequence[float]]
+    pair_work: float
+    late_by: int
+    granularity: str
+    why_not: str
+
+    def shape(self) -> PassShape:
+        """The boundaries of its pass."""
+        return PassShape.told(self.done, self.pair_work, self.late_by)
 
 
 @contextmanager

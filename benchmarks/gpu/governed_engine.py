@@ -19,14 +19,13 @@ from typing import Any
 
 from benchmarks.harness.offline_engine import BAREABLE_WORKER, async_engine
 from prefill_node.board.board import Board
-from prefill_node.engine_setup import EngineSetup
+from prefill_node.engine_setup import EngineSetup, PreemptionSupport
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from prefill_node.replica.job_spans import JobSpans
 from prefill_node.replica.preemption_controller import Watch
 from prefill_node.replica.preemption_metrics import PreemptionRecord
 from simulator.cost.operators import ModelShape
-from slo.predict.pass_shape import PassShape
 from slo.predict.prefill_time import PrefillPredictor, Sample, fit
 from slo.preemption.types import PreemptionRules
 from slo.queue.order import QueueOrder
@@ -154,15 +153,13 @@ class GovernedEngine:
         Raises:
             RuntimeError: when the engine's passes cannot stop.
         """
-        (done, pair_work, late_by, granularity, refusal), *_ = await self.engine.collective_rpc(
-            "preemption_support"
-        )
-        if not done:
-            raise RuntimeError(f"this engine's passes cannot stop: {refusal}")
-        shape = PassShape.told(done, pair_work, late_by)
+        answers = await self.engine.collective_rpc("preemption_support")
+        support = PreemptionSupport(*answers[0])
+        if not support.done:
+            raise RuntimeError(f"this engine's passes cannot stop: {support.why_not}")
         ahead_s = 0.0 if on_host else setup.launch_ahead_s
         kept_bytes, *_ = await self.engine.collective_rpc("kept_bytes")
-        profile = ForwardProfile(shape, tuple(kept_bytes), ahead_s, setup.stop_within_s)
+        profile = ForwardProfile(support.shape(), tuple(kept_bytes), ahead_s, setup.stop_within_s)
         ledger = PrefillLedger(self.predictor)
         self.governor = Governor(
             ledger,
@@ -174,7 +171,7 @@ class GovernedEngine:
         )
         self._record = PreemptionRecord(self.tally, ledger)  # type: ignore[arg-type] # it has what is used
         self._watch = Watch(board, self.governor, self._record)
-        self.granularity = str(granularity)
+        self.granularity = support.granularity
 
     @property
     def is_governed(self) -> bool:

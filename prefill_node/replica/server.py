@@ -26,7 +26,7 @@ from engine_host.processes import unlink_shared_memory
 from engine_host.watchdog import EngineWatchdog
 from kv_transfer.side_channel import take_port
 from prefill_node.board.board import Board, BoardUnavailableError
-from prefill_node.engine_setup import EngineSetup
+from prefill_node.engine_setup import EngineSetup, PreemptionSupport
 from prefill_node.replica.engine import PrefillEngine
 from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import PrefillLedger
@@ -42,7 +42,6 @@ from sampling.carried import Prefilled, PrefillRequest
 from slo.liveness import HUNG_AFTER_S
 from slo.model_digest import UNTOLD, ModelDigest
 from slo.predict.measured_on import UNKNOWN, Measurable, Subject
-from slo.predict.pass_shape import PassShape
 from slo.predict.prefill_time import PrefillPredictor, fit
 from slo.preemption.types import PreemptionMode, PreemptionRules
 from slo.queue.order import QueueOrder
@@ -275,18 +274,18 @@ class PrefillServer(PDPrefillServer):  # type: ignore[misc] # Ray ships no types
         """Ask the workers where their forward pass can stop; the reason is logged when it cannot."""
         client = self.engine._engine_client  # noqa: SLF001 - no public way in
         answers = await client.collective_rpc("preemption_support")
-        done, pair_work, late_by, granularity, why = answers[0]
-        shape = PassShape.told(done, pair_work, late_by)
+        support = PreemptionSupport(*answers[0])
+        shape = support.shape()
         if self._node.rules.mode is PreemptionMode.OFF:
             logs.event("preemption_off")
         elif not shape.boundaries:
-            logs.event("preemption_refused", level=logging.WARNING, why=why)
+            logs.event("preemption_refused", level=logging.WARNING, why=support.why_not)
         else:
             logs.event(
                 "preemption_ready",
                 boundaries=shape.boundaries,
-                granularity=granularity,
-                why_not_finer=why or None,
+                granularity=support.granularity,
+                why_not_finer=support.why_not or None,
             )
         setup = self._node.setup
         ahead_s = 0.0 if self._on_host else setup.launch_ahead_s

@@ -16,7 +16,7 @@ import torch
 from vllm.distributed.parallel_state import get_tp_group, in_the_same_node_as
 
 from prefill_node.board.board import Board, BoardUnavailableError
-from prefill_node.engine_setup import EngineSetup, hidden
+from prefill_node.engine_setup import EngineSetup, PreemptionSupport, hidden
 from prefill_node.refusal import is_compiled, why_not
 from prefill_node.step_order import PreemptedOutput, StepOrder
 from prefill_node.worker import rehearsal
@@ -194,15 +194,19 @@ class PreemptibleWorker:
         self._preemption, self._refusal = None, str(error)
         _log.warning("prefills of this replica cannot be preempted: %s", error)
 
-    def preemption_support(self) -> tuple[tuple[tuple[float, float], ...], float, int, str, str]:
-        """What `PassShape` is made of, granularity, why none or no finer: the replica asks after start."""
+    def preemption_support(self) -> PreemptionSupport:
+        """Where this rank's passes can stop; the replica asks after start."""
         if self._preemption is None:
-            return (), 0.0, 0, "", self._refusal
+            return PreemptionSupport((), 0.0, 0, "", self._refusal)
         boundaries = self._preemption.boundaries
         shape = boundaries.shape
-        done = tuple([(part.tokens, part.pairs) for part in shape.done])
-        late_by = self._preemption.late_by
-        return done, shape.pair_work, late_by, boundaries.granularity.value, boundaries.why_not_finer
+        return PreemptionSupport(
+            tuple([(part.tokens, part.pairs) for part in shape.done]),
+            shape.pair_work,
+            self._preemption.late_by,
+            boundaries.granularity.value,
+            boundaries.why_not_finer,
+        )
 
     def kept_bytes(self) -> tuple[float, ...]:
         """By boundary, bytes that a stop keeps beside KV blocks for each token; empty for none."""
