@@ -74,7 +74,7 @@ def check_gpus(config: SlackServeConfig, resources: Mapping[str, float]) -> None
     """Make sure that no replica waits for a GPU that this machine has not got.
 
     Args:
-        config: Of tiers that follow the load the fewest replicas count.
+        config: Of tiers that follow the load those replicas count with which they start.
         resources: What Ray has found on this machine, by its names.
 
     Raises:
@@ -84,7 +84,7 @@ def check_gpus(config: SlackServeConfig, resources: Mapping[str, float]) -> None
         return
     models = config.by_section()
     pools = [pool for each in models.values() for pool in (each.prefill, each.decode)]
-    parts = [pool.gpus_per_worker for pool in pools for _ in range(pool.fewest * pool.tensor_parallel_size)]
+    parts = [pool.gpus_per_worker for pool in pools for _ in range(pool.replicas * pool.tensor_parallel_size)]
     found = resources.get("GPU", 0.0)
     if round(sum(parts), 2) > found:
         msg = (
@@ -117,7 +117,7 @@ def check_memory(config: SlackServeConfig, bytes_here: int | None = None) -> Non
     Each engine looks only at what is free when it starts.
 
     Args:
-        config: Of tiers that follow the load the fewest replicas count.
+        config: Of tiers that follow the load those replicas count with which they start.
         bytes_here: The memory that there is; if None, it is looked up.
 
     Raises:
@@ -174,8 +174,8 @@ def advice(
 
 
 def _workers(config: SlackServeConfig) -> int:
-    """Of one model, when no more than the fewest replicas run."""
-    return sum(pool.fewest * pool.tensor_parallel_size for pool in (config.prefill, config.decode))
+    """Of one model, when it starts."""
+    return sum(pool.replicas * pool.tensor_parallel_size for pool in (config.prefill, config.decode))
 
 
 def left_unused(config: SlackServeConfig, cpu_info: Path = Path("/proc/cpuinfo")) -> str | None:
