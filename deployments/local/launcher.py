@@ -9,6 +9,7 @@ import importlib
 import io
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -35,6 +36,7 @@ from deployments.local.machine import check_gpus, cpus_needed
 from deployments.local.ray_access import keep_session, keep_token, open_ray
 from engine_host.cores import usable_cores
 from prefill_node.board.board import remove_stale_boards
+from telemetry.reporting.of_model import named
 
 if TYPE_CHECKING:
     from deployments.config.settings import SlackServeConfig
@@ -75,6 +77,7 @@ class LocalDeployment:
 
     def __init__(self, config: SlackServeConfig, *, verbose: bool = False) -> None:
         self._config = config
+        self._models = {each.model_name or "": each for each in config.of_each_model()}
         self._verbose = verbose
         self._processes: list[psutil.Process] = []
         self._gcs: list[psutil.Process] = []
@@ -232,12 +235,22 @@ class LocalDeployment:
                 raise StartError(f"{name} failed to start:\n{deployment.message}")
             states = {str(state): count for state, count in deployment.replica_states.items() if count}
             running, total = states.get("RUNNING", 0), sum(states.values())
-            done = deployment.status.value == "HEALTHY"
+            done = deployment.status.value == "HEALTHY" or running >= self._suffices(name)
             parts.append(Part(name.replace(":", " "), f"{running} of {max(total, 1)} replicas", done))
         if app.status.value == "DEPLOY_FAILED":
             raise StartError(f"the application failed to start:\n{app.message}")
         ready, state = (False, "waiting for the tiers") if not all(p.done for p in parts) else self._ready()
         return [*parts, Part("ready", state, ready)]
+
+    def _suffices(self, deployment: str) -> float:
+        """With how many replicas a tier that follows the load has started; infinite for all else.
+
+        To Serve it is healthy only while no more are on order, which under load may wait for hardware.
+        """
+        tier, colon, model = deployment.partition(":")
+        config = named(self._models, model) or self._config
+        pool = {PREFILL_PREFIX: config.prefill, DECODE_PREFIX: config.decode}.get(tier + colon)
+        return math.inf if pool is None or pool.max_replicas is None else pool.fewest
 
     def _ready(self) -> tuple[bool, str]:
         tls = self._config.tls

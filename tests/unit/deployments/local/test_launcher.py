@@ -12,6 +12,15 @@ import psutil
 import pytest
 import ray
 from ports import free_port
+from ray import serve
+from ray.serve.schema import (
+    ApplicationStatus,
+    ApplicationStatusOverview,
+    DeploymentStatus,
+    DeploymentStatusOverview,
+    DeploymentStatusTrigger,
+    ServeStatus,
+)
 
 from deployments.config import ConfigError
 from deployments.config.settings import parse
@@ -145,6 +154,62 @@ def test_a_start_that_takes_longer_than_it_may_says_which_option_allows_more(sta
         StartError, match=r"60 s \(--timeout\); still waiting for Prefill m \(0 of 1 replicas\)"
     ):
         start(100, timeout_s=60)
+
+
+def of_serve(deployments):
+    """What Serve says of an application, by deployment its status and states of replicas."""
+    parts = {
+        name: DeploymentStatusOverview(
+            DeploymentStatus(status), DeploymentStatusTrigger.UNSPECIFIED, states, "the engine died"
+        )
+        for name, (status, states) in deployments.items()
+    }
+    app = ApplicationStatusOverview(ApplicationStatus.DEPLOYING, "", 0.0, parts)
+    return ServeStatus(applications={launcher.APP_NAME: app})
+
+
+@pytest.mark.parametrize(
+    ("pool", "status", "states", "is_done"),
+    [
+        ({}, "UPDATING", {"STARTING": 1}, False),
+        ({}, "HEALTHY", {"RUNNING": 1}, True),
+        ({"replicas": 2}, "UPDATING", {"RUNNING": 1, "STARTING": 1}, False),
+        ({"max_replicas": 3}, "UPDATING", {"STARTING": 3}, False),
+        ({"max_replicas": 3}, "UPDATING", {"RUNNING": 1, "STARTING": 2}, True),
+        ({"max_replicas": 3}, "UPSCALING", {"RUNNING": 2, "STARTING": 1}, True),
+        ({"max_replicas": 3}, "DOWNSCALING", {"RUNNING": 1, "STOPPING": 1}, True),
+        ({"replicas": 2, "max_replicas": 3}, "UPDATING", {"RUNNING": 1, "STARTING": 1}, False),
+        ({"replicas": 2, "min_replicas": 1, "max_replicas": 3}, "UPDATING", {"RUNNING": 1}, True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("tier", ["Prefill", "Decode"])
+def test_a_tier_that_follows_the_load_has_started_with_its_fewest(
+    monkeypatch, tier, pool, status, states, is_done
+):
+    """Others may be on order for as long as the load lasts, and there may be no GPU for them."""
+    further = {"org/b": {"model": "b", tier.lower(): pool}}
+    config = parse({"model": "org/a.5", tier.lower(): pool, "models": further})
+    of_further_alone = parse({"model": "org/a.5", "models": further})
+    names = [f"{tier}:org--a_5", f"{tier}:org--b", "Router"]
+    said = of_serve(dict.fromkeys(names, (status, states)))
+    monkeypatch.setattr(serve, "status", lambda: said)
+    monkeypatch.setattr(LocalDeployment, "_ready", lambda _: (False, "not ready"))
+
+    def done(config):
+        return [part.done for part in LocalDeployment(config)._parts()]
+
+    is_healthy = status == "HEALTHY"
+    assert done(config) == [is_done, is_done, is_healthy, False]
+    assert done(of_further_alone) == [is_healthy, is_done, is_healthy, False]
+
+
+@pytest.mark.parametrize("status", ["DEPLOY_FAILED", "UNHEALTHY"])
+def test_a_tier_that_fails_to_start_ends_the_start_whatever_runs(monkeypatch, status):
+    config = parse({"model": "m", "decode": {"max_replicas": 3}})
+    monkeypatch.setattr(serve, "status", lambda: of_serve({"Decode:m": (status, {"RUNNING": 1})}))
+    with pytest.raises(StartError, match="Decode:m failed to start:\nthe engine died"):
+        LocalDeployment(config)._parts()
 
 
 @pytest.mark.parametrize("port", [None, 9466])
