@@ -27,6 +27,9 @@ class FoundModel:
         config: As if it were the only one.
         resolved: Where it is, and under which name.
         adapters: Engine arguments for its adapters.
+        sampled_with: What it says of the `temperature`, `top_p` and `max_tokens` of answers whose requests do
+            not.
+        max_output_tokens: The most tokens of an answer, whatever its request names; None for what it takes.
     """
 
     config: SlackServeConfig
@@ -34,6 +37,8 @@ class FoundModel:
     subject: Subject
     profile: Profile | None
     adapters: dict[str, Any]
+    sampled_with: dict[str, float]
+    max_output_tokens: int | None
 
     @classmethod
     def of(cls, config: SlackServeConfig) -> Self:
@@ -53,7 +58,16 @@ class FoundModel:
         values = text_model(found.source, of_the_model(config))
         check_fits(config, values)
         _check_whole_prompts_fit(config, config.max_model_len or lengths(values).by_default)
-        return cls(config, found, subject, profile, adapters)
+        sampling = of_sampling(config)
+        return cls(
+            config,
+            found,
+            subject,
+            profile,
+            adapters,
+            sampled_with(found.source, sampling),
+            max_output_tokens(found.source, sampling),
+        )
 
     @property
     def name(self) -> str:
@@ -74,16 +88,6 @@ class FoundModel:
     def native_length(self) -> int | None:
         """The longest that it takes by default, tokens; None where only vLLM will know it."""
         return lengths(text_model(self.resolved.source, of_the_model(self.config))).by_default
-
-    @property
-    def sampled_with(self) -> dict[str, float]:
-        """What it says of the `temperature`, `top_p` and `max_tokens` of answers whose requests do not."""
-        return sampled_with(self.resolved.source, of_sampling(self.config))
-
-    @property
-    def max_output_tokens(self) -> int | None:
-        """The most tokens of an answer, whatever its request names; None for what it takes."""
-        return max_output_tokens(self.resolved.source, of_sampling(self.config))
 
 
 def _subject(config: SlackServeConfig, model: ResolvedModel) -> Subject:

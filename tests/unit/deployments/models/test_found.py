@@ -356,8 +356,10 @@ def test_of_mistrals_format_is_known_what_it_says(tmp_path, params, length):
 @pytest.mark.parametrize(
     ("text", "why"), [('{"model_type": "lla', "is it whole?"), ("[]", "holds no keys and values")]
 )
-def test_a_configuration_that_cannot_be_read_is_refused(tmp_path, text, why):
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"model: .*config\.json") as refused:
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_a_configuration_that_cannot_be_read_is_refused(tmp_path, name, text, why):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=rf"model: .*/{name}") as refused:
         FoundModel.of(parse({"model": str(tmp_path)}))
     assert why in str(refused.value)
