@@ -115,7 +115,7 @@ class PoolConfig(Section):
     @field_validator("engine_kwargs")
     @classmethod
     def _of_their_kinds(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """What is read before vLLM reads it, or fails in a replica only."""
+        """What is read before vLLM reads it, or fails in a replica only; what is null is as if not given."""
         given = {key: value for key, value in values.items() if value is not None}
         for key in _MAPPINGS & given.keys():
             if not isinstance(given[key], dict):
@@ -130,7 +130,7 @@ class PoolConfig(Section):
                 "takes one at least; raise the one or lower the other"
             )
             raise ValueError(msg)
-        return values
+        return given
 
 
 _RESERVED_ENGINE_KWARGS = {

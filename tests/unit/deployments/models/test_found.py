@@ -176,6 +176,18 @@ def test_an_answer_is_as_long_as_the_model_says_where_its_request_does_not(
     assert of_vllm.get_diff_sampling_param().get("max_tokens") == unnamed
 
 
+def test_an_engine_argument_that_is_null_is_as_if_not_given(model):
+    """vLLM itself refuses null for each of these, in a replica."""
+    directory = Path(model({}))
+    (directory / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "max_new_tokens": 50}))
+    given = dict.fromkeys(("generation_config", "hf_overrides", "override_generation_config"))
+    config = parse({"model": str(directory), "decode": {"engine_kwargs": given}})
+    found = FoundModel.of(config)
+    assert (found.sampled_with, found.max_output_tokens) == ({"temperature": 0.6, "max_tokens": 50}, None)
+    of_vllm = AsyncEngineArgs(model=str(directory), **config.decode.engine_kwargs).create_model_config()
+    assert of_vllm.get_diff_sampling_param() == found.sampled_with
+
+
 def gemma3(**text):
     """What a model says whose text is a part of it."""
     return {
