@@ -150,7 +150,7 @@ def serve(
         with Live(shown, console=_console, refresh_per_second=2, transient=True):
             deployment.start(lambda parts: shown.update(parts, stop), timeout)
         asking = example(deployment.url, settings, settings.model_name or models[""].model_id)
-        said = advice(settings, usable_cores())
+        said = advice(settings, usable_cores(), deployment.gpus)
         announce(_console, deployment.url, asking, time.monotonic() - started_s, said)
         stop.wait()
         _console.print("Stopping.")

@@ -73,6 +73,7 @@ class LocalDeployment:
         has_begun: Whether there is anything to stop.
         is_stopping: Whether `stop` was called.
         logs: Where its Ray logs, once that has started.
+        gpus: How many Ray has found.
     """
 
     def __init__(self, config: SlackServeConfig, *, verbose: bool = False) -> None:
@@ -85,6 +86,7 @@ class LocalDeployment:
         self.has_begun = False
         self.is_stopping = False
         self.logs: Path | None = None
+        self.gpus = 0.0
         self._door: Door | None = None
 
     @property
@@ -208,7 +210,9 @@ class LocalDeployment:
         self._gcs = [each for each in of_ray if _is_named(each, "gcs_server")]
         self._raylet = [each for each in of_ray if _is_named(each, "raylet")]
         check_ray_is_closed()
-        check_gpus(self._config, ray.cluster_resources())
+        resources = ray.cluster_resources()
+        check_gpus(self._config, resources)
+        self.gpus = resources.get("GPU", 0.0)
         given = self._config.grpc
         if given.port is None:
             serve.start(proxy_location="Disabled")

@@ -152,17 +152,18 @@ def memory_bytes(control_groups: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def advice(
-    config: SlackServeConfig, cores: Sequence[int], cpu_info: Path = Path("/proc/cpuinfo")
+    config: SlackServeConfig, cores: Sequence[int], gpus: float, cpu_info: Path = Path("/proc/cpuinfo")
 ) -> list[str]:
-    """What would be faster on this machine: sentences for whoever started the server.
+    """What would be faster or safer on this machine: sentences for whoever started the server.
 
     Args:
         config: What is served.
         cores: Those that it may use.
+        gpus: How many Ray has found.
         cpu_info: What the kernel says of the CPU.
     """
     if config.accelerator != "cpu":
-        return []
+        return [] if (short := _grows_beyond(config, gpus)) is None else [short]
     said = [] if (unused := left_unused(config, cpu_info)) is None else [unused]
     workers = sum(map(_workers, config.of_each_model()))
     if workers > len(cores):
@@ -171,6 +172,19 @@ def advice(
             f"core{'s' if len(cores) > 1 else ''}: those on the same core slow each other down."
         )
     return said
+
+
+def _grows_beyond(config: SlackServeConfig, gpus: float) -> str | None:
+    """What comes of tiers that may together order more GPUs than there are: a sentence, likewise."""
+    pools = [pool for each in config.of_each_model() for pool in (each.prefill, each.decode)]
+    most = sum(pool.most * pool.tensor_parallel_size * pool.gpus_per_worker for pool in pools)
+    if round(most, 2) <= gpus:
+        return None
+    return (
+        f"The tiers may grow to {most:g} GPUs (max_replicas * tensor_parallel_size * gpus_per_worker, both "
+        f"tiers of each model), and this machine has {gpus:g}: a replica that waits for one may take that of "
+        "another tier's lost replica, also of its last."
+    )
 
 
 def _workers(config: SlackServeConfig) -> int:

@@ -229,6 +229,19 @@ def test_ray_exports_its_metrics_where_it_is_told_to(monkeypatch, tmp_path, port
     assert given == [port]
 
 
+def test_it_knows_how_many_gpus_ray_has_found(monkeypatch, tmp_path):
+    started = SimpleNamespace(address_info={"session_dir": str(tmp_path)})
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a token")
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setattr(ray, "init", lambda **_: started)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 8.0, "GPU": 2.0})
+    monkeypatch.setattr(serve, "start", lambda **_: None)
+    monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: [])
+    deployment = LocalDeployment(parse({"model": "m", "accelerator": "cuda"}))
+    deployment._start_ray()
+    assert deployment.gpus == 2.0
+
+
 @pytest.mark.parametrize(("ended", "can_answer"), [("gcs_server", True), ("raylet", False)])
 def test_ray_is_lost_with_its_gcs_and_with_its_raylet(monkeypatch, tmp_path, ended, can_answer):
     parts = {}

@@ -215,6 +215,39 @@ def test_the_memory_of_a_container_is_its_limit(file, limit, found, tmp_path):
     ids=str,
 )
 def test_engines_that_share_cores_are_told_of(values, cores, shared, tmp_path):
-    said = advice(parse(values), cores, tmp_path / "none")
+    said = advice(parse(values), cores, 99, tmp_path / "none")
     assert len(said) == (shared is not None)
     assert shared is None or re.match(shared, said[0])
+
+
+@pytest.mark.parametrize(
+    ("values", "asked"),
+    [
+        ({"prefill": {"replicas": 2}, "decode": {"replicas": 2}}, None),
+        ({"prefill": {"max_replicas": 2}, "decode": {"max_replicas": 2}}, None),
+        ({"prefill": {"max_replicas": 3}, "decode": {"max_replicas": 2}}, "5"),
+        ({"decode": {"max_replicas": 4}}, "5"),
+        ({"decode": {"max_replicas": 2, "tensor_parallel_size": 2}}, "5"),
+        (
+            {
+                "prefill": {"max_replicas": 4, "gpus_per_worker": 0.5},
+                "decode": {"max_replicas": 4, "gpus_per_worker": 0.5},
+            },
+            None,
+        ),
+        (
+            {
+                "prefill": {"max_replicas": 3, "gpus_per_worker": 0.5},
+                "decode": {"gpus_per_worker": 0.5},
+                "models": {"b": {"model": "b", "decode": {"max_replicas": 2}}},
+            },
+            "4.5",
+        ),
+        ({"accelerator": "cpu", "prefill": {"max_replicas": 9}}, None),
+    ],
+    ids=str,
+)
+def test_tiers_that_may_grow_beyond_the_gpus_are_told_of(values, asked, tmp_path):
+    said = advice(parse({"accelerator": "cuda"} | values), range(99), 4.0, tmp_path / "none")
+    assert len(said) == (asked is not None)
+    assert asked is None or f"may grow to {asked} GPUs" in said[0]
