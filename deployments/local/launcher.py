@@ -34,6 +34,7 @@ from deployments.local.checks import CHECKS_OF_THIS_MACHINE, check_ports
 from deployments.local.ending import HANGING, StopRequested, kill_after
 from deployments.local.machine import check_gpus, cpus_needed
 from deployments.local.ray_access import keep_session, keep_token, open_ray
+from deployments.names import DECODE_PREFIX, PREFILL_PREFIX
 from engine_host.cores import usable_cores
 from prefill_node.board.board import remove_stale_boards
 from telemetry.reporting.of_model import named
