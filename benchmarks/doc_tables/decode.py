@@ -184,8 +184,8 @@ def paced_drifting() -> str:
     return markdown(columns, [[*case, *cells] for case, cells in cases.items()])
 
 
-def kept_memory() -> str:
-    """What comes of keeping memory for a part of what is predicted."""
+def kept_memory(file: str) -> str:
+    """What comes of ways to keep memory, by engine."""
     rows = [
         [
             row["engine"],
@@ -197,7 +197,7 @@ def kept_memory() -> str:
             f"{row['tokens/s']:,.0f}",
             f"{row['met/s']:.2f}",
         ]
-        for row in result("cores/kept_memory")["rows"]
+        for row in result(file)["rows"]
     ]
     columns = ["Engine", "Memory", "Premium, standard met", "Background preempted", "Computed again"]
     return markdown([*columns, "Background ends, p50", "Tokens/s", "Met per second"], rows)
@@ -236,7 +236,8 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "decode-pressure": lambda: decode_pressure("engines/decode_pressure", 0.5),
     "decode-pressure-minute": lambda: decode_pressure("engines/decode_pressure_minute", 0.5),
     "decode-pressure-minute-epyc": lambda: decode_pressure("engines/decode_pressure_minute_epyc", 0.5),
-    "kept-memory": kept_memory,
+    "kept-memory": lambda: kept_memory("cores/kept_memory"),
+    "decode-reserve": lambda: kept_memory("cores/decode_reserve"),
     "paced": paced,
     "paced-beside": paced_beside,
     "paced-drifting": paced_drifting,

@@ -13,6 +13,7 @@ from kv_transfer.swap.book import SwapBook, SwapFigures
 from slo.decode.headroom import DecodeLoad
 from slo.decode.output_length import OutputLengths
 from slo.decode.predicted_peak import Pool, predicted_peak
+from slo.decode.reserve import UNUSED
 from slo.tiers import TierSet
 from telemetry.pressure import PressureFigures
 
@@ -96,7 +97,7 @@ class PressureReport:
         return DecodeLoad(
             pool.tokens,
             pool.shared_tokens,
-            int(self._admission.reserved_tokens(held_by, now_s)),
+            int(UNUSED * self._admission.reserved_tokens(held_by, now_s)),
             self._pace.step_s(),
             {view.job(request): view.expected(request, lengths) for request in unfinished},
             {tier: lengths.whole(tier, "", view.max_model_len) for tier in self._tiers.names},

@@ -14,7 +14,7 @@ from slo.decode.composition import chunk_within
 from slo.decode.headroom import DecodeLoad
 from slo.decode.output_length import OutputLengths
 from slo.decode.predicted_peak import Holding, Pool
-from slo.decode.reserve import TopTierReserve
+from slo.decode.reserve import UNUSED, TopTierReserve
 from slo.decode.restore import Parked, restore_order
 from slo.decode.step_time import StepShape
 from slo.decode.victims import HORIZON_STEPS, HostRoom, Stream, VictimRules
@@ -33,11 +33,13 @@ class Ours:
 
     Attributes:
         lengths: What it has learned of answers.
+        unused: See `slo.decode.reserve.UNUSED`.
     """
 
     def __init__(self, tiers: TierSet) -> None:
         self._tiers = tiers
         self.lengths = OutputLengths()
+        self.unused = UNUSED
         self._reserve = TopTierReserve()
         self._ageing = Ageing()
 
@@ -116,6 +118,7 @@ class Ours:
             setup.max_seqs - len(holders) if top_rank else math.inf,
             self._reserve.places_kept(setup.max_seqs, tops, now_s) if top_rank else 0,
             restores=_restores(engine),
+            unused=self.unused,
         )
 
     def admits(self, engine: PressedEngine, one: PressedStream) -> bool:  # noqa: ARG002 - a way's
@@ -128,7 +131,7 @@ class Ours:
         is_top = one.rank == self._tiers.top_rank
         if is_top and room.keeps(newcomer.tokens):
             return True
-        return room.pool.fits(room.holdings, newcomer, 0.0 if is_top else room.reserve_tokens)
+        return room.pool.fits(room.holdings, newcomer, 0.0 if is_top else room.unused * room.reserve_tokens)
 
     def victim(self, engine: PressedEngine) -> PressedStream:
         """What is left to vLLM: the lowest tier's last."""
@@ -158,7 +161,7 @@ class Ours:
         return DecodeLoad(
             engine.setup.blocks * engine.setup.block_tokens,
             0,
-            int(self._kept_tokens(engine)),
+            int(self.unused * self._kept_tokens(engine)),
             engine.step_s,
             {JobId(one.asked.name): self.expected(engine, one) for one in known},
             {tier: self.lengths.whole(tier, "", _LONGEST) for tier in self._tiers.names},

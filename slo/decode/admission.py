@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from slo.decode.predicted_peak import Holding, Pool
+from slo.decode.reserve import UNUSED
 from slo.decode.restore import STARVES_AFTER_S, Parked
 from slo.decode.victims import Stream
 from slo.tiers import TierSet
@@ -44,13 +45,14 @@ class Room:
         holdings: Those.
         running: While somebody waits for memory that was taken: ranks of those that run, for whose next steps
             some is kept.
-        reserve_tokens: What is kept for the top tier beside what it holds.
+        reserve_tokens: What the top tier gets before all others, beside what it holds.
         top_tokens: The same with what it holds.
         ahead_tokens: What a stream takes at most in the next steps.
         places: How many may start.
         places_kept: Of these, those that are kept for the top tier.
         restores: Whether somebody computes again what it has lost.
         is_paced: Whether somebody for whom there is memory is held back for the others' pace.
+        unused: See `slo.decode.reserve.UNUSED`.
     """
 
     pool: Pool
@@ -63,6 +65,7 @@ class Room:
     places_kept: int = 0
     restores: bool = False
     is_paced: bool = False
+    unused: float = UNUSED
 
     def has_place(self, *, is_top: bool) -> bool:
         """Whether one more may start, of the top tier or below it."""
@@ -143,7 +146,7 @@ def _needs(
     parked: Parked, waiters: Waiters, newcomer: Holding, room: Room, now_s: float, *, is_top: bool
 ) -> int | None:
     """Tokens of memory that a request takes; None if it does not fit."""
-    pool, kept_tokens = room.pool_for(newcomer.rank), 0.0 if is_top else room.reserve_tokens
+    pool, kept_tokens = room.pool_for(newcomer.rank), 0.0 if is_top else room.unused * room.reserve_tokens
     if pool.fits(room.holdings, newcomer, kept_tokens):
         return newcomer.tokens
     prefix_tokens = waiters.prefix_tokens(parked)

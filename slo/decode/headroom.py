@@ -69,7 +69,7 @@ class DecodeLoad:
     Attributes:
         pool_tokens: All of it.
         shared_tokens: What streams share, and so hold less than the sum of their holdings.
-        reserve_tokens: What is kept for the top tier, beyond what that holds.
+        reserve_tokens: What is left unused for the top tier.
         step_s: What a step takes.
         streams: Those in the engine by job; those without one have names of their own.
         answers: Tokens that an answer is expected to have, by tier.

@@ -1,7 +1,7 @@
 """KV memory and places that are kept for the top tier.
 
-Owns how much: more than the top tier has held at most of late, within bounds. A tier below takes nothing of
-what the top tier does not hold of it now.
+Owns how much: more than the top tier has held at most of late, within bounds. Of the memory that the top tier
+does not hold of it half is left unused; in the other half lower tiers start, and yield it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ AMPLE: Final = 1.2
 """What is kept, per part of the pool that was held at most."""
 LEAST: Final = 0.05
 MOST: Final = 0.10
+UNUSED: Final = 0.5
+"""Part of the memory that is kept and not held in which no tier below starts."""
 _GRAIN_S: Final = 1.0
 
 
@@ -50,5 +52,5 @@ class TopTierReserve:
         return max(0, self.places(total, now_s) - tops)
 
     def kept(self, held: float, now_s: float) -> float:
-        """What others may not take while the top tier holds `held`."""
+        """What the top tier gets before all others while it holds `held`."""
         return max(0.0, self.part(now_s) - held)

@@ -33,10 +33,10 @@ ROUNDS: Final = range(2, 8)
 POOL: Final = 0.5
 PEERS: Final = ("vLLM, priorities", "vLLM, priorities, watermark 0.05")
 MEASURED: Final = "engines/decode_pressure"
-_Worlds = Mapping[str, Sequence[tuple[Sequence[PressedRequest], PressedSetup]]]
+Streams = Sequence[tuple[Sequence[PressedRequest], PressedSetup]]
 
 
-def worlds() -> _Worlds:
+def worlds() -> Mapping[str, Streams]:
     """Requests and the engine that they meet, by name."""
     found: dict[str, list[tuple[Sequence[PressedRequest], PressedSetup]]] = {"A100": [], "measured": []}
     for seed in SEEDS:
@@ -117,12 +117,16 @@ def main() -> None:
     rows = []
     for name, streams in worlds().items():
         for label, way in WAYS.items():
-            runs = [served(way(), *stream) for stream in streams]
-            means = {key: _mean([run[key] for run in runs]) for key in runs[0]}
-            rows.append({"engine": name, "way": label, **means})
+            rows.append({"engine": name, "way": label, **means(way, streams)})
         print_rows(name, [row for row in rows if row["engine"] == name])
     settings = {"parts": PARTS, "seeds": [*SEEDS], "rounds": [*ROUNDS], "pool": POOL, "measured": MEASURED}
     print(write("cores/kept_memory", {**settings, "rows": rows}))
+
+
+def means(way: Callable[[], Way], streams: Streams) -> dict[str, float | None]:
+    """What comes of a way, over the streams."""
+    runs = [served(way(), *stream) for stream in streams]
+    return {key: _mean([run[key] for run in runs]) for key in runs[0]}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -87,7 +87,7 @@ def test_whoever_came_last_computes_again_what_the_cheapest_would_not():
     again = {
         way: (served := engine(way, 120)).run(requests) and served.again for way in ("first come", "ours")
     }
-    assert again["ours"] < 0.6 * again["first come"]
+    assert again["ours"] < 0.7 * again["first come"]
 
 
 def test_whoever_comes_back_computes_nothing_that_nobody_has_overwritten():

@@ -79,6 +79,11 @@ def test_what_is_kept_for_the_top_tier_is_not_given_to_others():
     assert names([newcomer("one", PREMIUM)], room(300, held=ONE_RUNS, kept=150.0)) == ["one"]
 
 
+def test_in_half_of_what_is_kept_and_not_held_lower_tiers_start():
+    assert names([newcomer("one")], room(300, held=ONE_RUNS, kept=100.0)) == ["one"]
+    assert names([newcomer("one")], room(300, held=ONE_RUNS, kept=100.0, unused=1.0)) == []
+
+
 def test_what_is_kept_for_next_steps_of_lower_tiers_keeps_nobody_waiting():
     held = (Holding(840, 10, DEFAULT_TIERS.rank(BACKGROUND)), Holding(40, 10, DEFAULT_TIERS.rank(STANDARD)))
     ranks = [0, 0, 1]
