@@ -19,7 +19,18 @@ from itertools import product
 from typing import Any, Final
 
 from benchmarks.cores import sizing
-from benchmarks.cores.sizing import LOADS, MOST, RAY_DEFAULT, SEED, SETTLED_S, START_S, TARGET, Load, Sizing
+from benchmarks.cores.sizing import (
+    LOADS,
+    MOST,
+    NOBODY_REFUSED,
+    RAY_DEFAULT,
+    SEED,
+    SETTLED_S,
+    START_S,
+    TARGET,
+    Load,
+    Sizing,
+)
 from benchmarks.report import print_rows, write
 from simulator.cost.accelerators import A100, decode_model
 from simulator.cost.operators import LLAMA_3_8B, LLAMA_3_8B_A100
@@ -81,12 +92,15 @@ def _is_in_time(passage: Passage) -> bool:
     return passage.tpot_s is not None and objective_s is not None and passage.tpot_s <= objective_s
 
 
-def _run(workload: str, make: Make, replicas: int, seed: int = SEED) -> Sizing:
+def _run(workload: str, make: Make, replicas: int, seed: int) -> Sizing:
     load, seconds = LOADS[workload]
     run = serve(load, seconds, make, replicas, seed)
     in_time = [_is_in_time(passage) for passage in run.passages]
     sizes = [size for _, size in run.decode_sizes]
     return sizing.sized(in_time, run.waited_for_memory, sizes, run.decode_replica_s)
+
+
+RUNS: Final = {NOBODY_REFUSED: _run}
 
 
 def _constantly(load: float) -> dict[str, Any]:
@@ -107,10 +121,10 @@ def main() -> None:
     """Simulate everything."""
     asked = sizing.options_of(__doc__)
     if asked.streams:
-        sizing.on_further_streams(asked, _run, ours, "cores/decode_autoscaling")
+        sizing.on_further_streams(asked, RUNS, ours, "cores/decode_autoscaling")
         return
     with ProcessPoolExecutor(asked.workers) as pool:
-        loads = sizing.compare(pool, _run, ours, RAY_SETTINGS)
+        loads = sizing.compare(pool, RUNS, ours, RAY_SETTINGS)
         settled = list(pool.map(_constantly, sizing.CONSTANT))
     sizing.print_loads(loads)
     print_rows("constant loads", settled)
