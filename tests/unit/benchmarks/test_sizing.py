@@ -8,6 +8,10 @@ import pytest
 from benchmarks.cores import autoscaling, decode_autoscaling
 from benchmarks.cores import sizing as module
 from benchmarks.cores.sizing import RAY_DEFAULT, compare, fixed, on_more_streams, over_streams, sized
+from simulator.fleet.outcome import Passage
+from simulator.workload.arrivals import Arrival
+from slo.outcomes import Outcome
+from slo.tiers import PREMIUM
 
 
 def sizing(in_time, hours):
@@ -64,3 +68,14 @@ def test_a_prefill_tier_is_sized_with_refusals_and_without():
 
     assert refused() > 0.1
     assert refused(refuses=False) == 0
+
+
+def test_an_answer_of_one_token_has_no_time_per_token_to_miss():
+    def passage(outcome, tpot_s):
+        arrival = Arrival(0, 0.0, "chat", 10, 1 if tpot_s is None else 9, None, PREMIUM)
+        return Passage(arrival, outcome=outcome, tpot_s=tpot_s)
+
+    assert decode_autoscaling.is_in_time(passage(Outcome.FINISHED, None))
+    assert not decode_autoscaling.is_in_time(passage(Outcome.REJECTED, None))
+    assert decode_autoscaling.is_in_time(passage(Outcome.FINISHED, 0.02))
+    assert not decode_autoscaling.is_in_time(passage(Outcome.FINISHED, 0.2))
