@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, astuple, dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
+from operator import itemgetter
 from typing import Any, Final
 
 from benchmarks.report import RESULTS, print_rows, write
@@ -29,6 +30,8 @@ RAY_DEFAULT: Final = (2.0, 30.0, 600.0)
 Load = Callable[[float], float]
 RaySetting = tuple[float, float, float]
 """Requests per replica, and how long Ray's policy waits before it grows and shrinks, in seconds."""
+NOBODY_REFUSED: Final = "nobody refused"
+"""One way to take requests."""
 
 
 def step(at_s: float) -> float:
@@ -76,6 +79,10 @@ class Sizing:
     turns: int
 
 
+Run = Callable[[str, Callable[[], Any], int, int], Sizing]
+"""Serves the load of a name, with what makes its sizer, the replicas at the begin, and a seed."""
+
+
 def sized(in_time: Sequence[bool], left_out: float, sizes: Sequence[int], replica_s: float) -> Sizing:
     """From whether each request was in time, and the sizes that the tier had in turn."""
     moves = [after - before for before, after in pairwise(sizes)]
@@ -110,31 +117,35 @@ def fixed(replicas: int) -> Callable[[object, float], int]:
 
 def compare(
     pool: ProcessPoolExecutor,
-    run: Callable[[str, Callable[[], Any], int], Sizing],
+    runs: Mapping[str, Run],
     ours: Callable[[], Any],
     ray_settings: Sequence[RaySetting],
 ) -> dict[str, Any]:
     """Every sizer under every varying load.
 
-    `run` takes the load's name, what makes the sizer, and the replicas at the begin.
+    `runs` has, by its name, each way to take requests. Ours runs in the first; Ray's policy and the fixed
+    fleets in all, and what is shown of them is the best of these, too.
     """
     found: dict[str, Any] = {}
     for load in LOADS:
-        own = pool.submit(run, load, ours, 1)
+        own = pool.submit(next(iter(runs.values())), load, ours, 1, SEED)
         ray: dict[Any, Future[Sizing]] = {
-            setting: pool.submit(run, load, partial(rays, setting), 1) for setting in ray_settings
+            (setting, way): pool.submit(run, load, partial(rays, setting), 1, SEED)
+            for setting, (way, run) in product(ray_settings, runs.items())
         }
-        fleets = {size: pool.submit(run, load, partial(fixed, size), size) for size in SIZES}
-        by_setting = {setting: future.result() for setting, future in ray.items()}
-        by_size = {size: future.result() for size, future in fleets.items()}
-        tuned, size = _best(by_setting), _best(by_size)
+        fleets: dict[Any, Future[Sizing]] = {
+            (size, way): pool.submit(run, load, partial(fixed, size), size, SEED)
+            for size, (way, run) in product(SIZES, runs.items())
+        }
+        all_ray = [_row("setting", key, future) for key, future in ray.items()]
+        all_fixed = [_row("replicas", key, future) for key, future in fleets.items()]
         found[load] = {
             "ours": asdict(own.result()),
-            "ray": asdict(by_setting[RAY_DEFAULT]),
-            "ray_tuned": {"setting": tuned, **asdict(by_setting[tuned])},
-            "fixed": {"replicas": size, **asdict(by_size[size])},
-            "all_ray": [{"setting": key, **asdict(value)} for key, value in by_setting.items()],
-            "all_fixed": [{"replicas": key, **asdict(value)} for key, value in by_size.items()],
+            "ray": _best([row for row in all_ray if row["setting"] == RAY_DEFAULT]),
+            "ray_tuned": _best(all_ray),
+            "fixed": _best(all_fixed),
+            "all_ray": all_ray,
+            "all_fixed": all_fixed,
         }
     return found
 
@@ -149,42 +160,39 @@ def options_of(about: str | None) -> argparse.Namespace:
 
 def on_further_streams(
     asked: argparse.Namespace,
-    run: Callable[[str, Callable[[], Any], int, int], Sizing],
+    runs: Mapping[str, Run],
     ours: Callable[[], Any],
     file: str,
 ) -> None:
     """What became of the sizers of the result `file` on as many streams more, printed and written."""
     seeds = range(SEED + 1, SEED + 1 + asked.streams)
     with ProcessPoolExecutor(asked.workers) as pool:
-        rows = on_more_streams(pool, run, ours, file, seeds)
+        rows = on_more_streams(pool, runs, ours, file, seeds)
     print_streams(rows)
     print(write(f"{file}_streams", {"seeds": [*seeds], "rows": rows}))
 
 
 def on_more_streams(
     pool: ProcessPoolExecutor,
-    run: Callable[[str, Callable[[], Any], int, int], Sizing],
+    runs: Mapping[str, Run],
     ours: Callable[[], Any],
     file: str,
     seeds: Sequence[int],
 ) -> list[dict[str, Any]]:
-    """The sizers that a result shows, on further streams, with what was chosen on that of the result.
-
-    `run` takes a seed last.
-    """
+    """The sizers that a result shows, on further streams, with what was chosen on that of the result."""
     shown = json.loads((RESULTS / f"{file}.json").read_text())["results"]["loads"]
     rows = []
     for load, arms in shown.items():
         size = arms["fixed"]["replicas"]
-        sizers: dict[str, tuple[Callable[[], Any], int]] = {
-            "ours": (ours, 1),
-            "ray": (partial(rays, RAY_DEFAULT), 1),
-            "ray_tuned": (partial(rays, tuple(arms["ray_tuned"]["setting"])), 1),
-            "fixed": (partial(fixed, size), size),
+        sizers: dict[str, tuple[str, Callable[[], Any], int]] = {
+            "ours": (next(iter(runs)), ours, 1),
+            "ray": (arms["ray"]["way"], partial(rays, RAY_DEFAULT), 1),
+            "ray_tuned": (arms["ray_tuned"]["way"], partial(rays, tuple(arms["ray_tuned"]["setting"])), 1),
+            "fixed": (arms["fixed"]["way"], partial(fixed, size), size),
         }
         running = {
-            arm: [pool.submit(run, load, make, first, seed) for seed in seeds]
-            for arm, (make, first) in sizers.items()
+            arm: [pool.submit(runs[way], load, make, first, seed) for seed in seeds]
+            for arm, (way, make, first) in sizers.items()
         }
         found = {arm: [future.result() for future in futures] for arm, futures in running.items()}
         rows += [
@@ -235,12 +243,17 @@ def print_loads(loads: Mapping[str, Any]) -> None:
         print_rows(load, rows)
 
 
-def _best(sizings: Mapping[Any, Sizing]) -> Any:
+def _row(of: str, key: tuple[Any, str], found: Future[Sizing]) -> dict[str, Any]:
+    value, way = key
+    return {of: value, "way": way, **asdict(found.result())}
+
+
+def _best(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Most in time per replica and hour, among those that reach the target if any does."""
-    reaching = {key: value for key, value in sizings.items() if value.attainment >= TARGET}
+    reaching = [row for row in rows if row["attainment"] >= TARGET]
     if not reaching:
-        return max(sizings, key=lambda key: sizings[key].attainment)
-    return max(reaching, key=lambda key: reaching[key].per_replica_hour)
+        return max(rows, key=itemgetter("attainment"))
+    return max(reaching, key=itemgetter("per_replica_hour"))
 
 
 def _stay(replicas: int, _: object, __: float) -> int:

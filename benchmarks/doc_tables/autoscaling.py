@@ -11,8 +11,8 @@ from benchmarks.report import markdown, result
 _SIZERS: Final = {"ours": "ours", "ray": "Ray's defaults", "ray_tuned": "Ray's, tuned", "fixed": "fixed"}
 
 
-def sizers(file: str, *, below_target: bool = False) -> str:
-    """What became of the sizers of a tier on one stream.
+def sizers(file: str, *, below_target: bool = False, left_out: str | None = None) -> str:
+    """What became of the sizers of a tier on one stream; `left_out` is the name of a column of that.
 
     With `below_target` also of Ray's settings that miss the target where no other of its settings has both
     more in time and more of it per replica hour.
@@ -35,6 +35,7 @@ def sizers(file: str, *, below_target: bool = False) -> str:
                 load,
                 arm,
                 f"{found['attainment']:.1%}",
+                *([] if left_out is None else [f"{found['left_out']:.1%}"]),
                 f"{found['replica_hours']:.2f}",
                 f"{found['per_replica_hour']:,.0f}",
                 f"{found['max_replicas']}",
@@ -46,6 +47,7 @@ def sizers(file: str, *, below_target: bool = False) -> str:
         "Load",
         "Arm",
         "In time",
+        *([] if left_out is None else [left_out]),
         "Replica hours",
         "In time per replica hour",
         "Most replicas",
@@ -101,7 +103,7 @@ def sizers_on_streams(file: str) -> str:
 
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
-    "autoscaling": lambda: sizers("autoscaling"),
+    "autoscaling": lambda: sizers("autoscaling", left_out="Refused"),
     "autoscaling-constant": lambda: settled_sizes("autoscaling", "Fewest with 95% in time"),
     "decode-autoscaling": lambda: sizers("decode_autoscaling", below_target=True),
     "decode-autoscaling-constant": lambda: settled_sizes("decode_autoscaling", "Capacity plan"),

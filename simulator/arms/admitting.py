@@ -1,7 +1,7 @@
 """A replica behind the fleet's admission: what is refused never reaches it.
 
 Stands in for the router where an arm is a single replica. Who is admitted is decided by
-`slo.admission.controller`.
+`slo.admission.controller`; whom the router would refuse beyond that, as predicted to be late, is let in.
 """
 
 from __future__ import annotations

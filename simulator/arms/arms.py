@@ -152,7 +152,10 @@ OWN_CHUNKED: Final = (
     *CHUNKED,
     *({"chunk_tokens": tokens, "join_tokens": tokens} for tokens in (2304.0, 3072.0, 4096.0, 6144.0)),
 )
-"""Of our own arms, which fill a chunk with whole prompts only up to what may join."""
+"""Of our own arms, which fill a chunk with whole prompts only up to what may join.
+
+The peers have nothing between 2,048 and 8,192 tokens.
+"""
 _JOINED: Final = tuple({"join_tokens": float(tokens)} for tokens in JOINS)
 FLOWPREFILL: Final = PreemptionRules(
     PreemptionMode.RESUME, PreemptionPolicy.CONSERVATIVE, margin=1.0, limits=NO_LIMITS

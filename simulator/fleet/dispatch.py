@@ -99,8 +99,9 @@ class Dispatch:
         self._core.replica_gone(ReplicaGone(replica_id), self._loop.now_s)
 
     def demand(self) -> tuple[float, float]:
-        """As `AdmissionController.demand`."""
-        assert self._admission is not None
+        """As `AdmissionController.demand`; not a number without admission, which keeps the account of it."""
+        if self._admission is None:
+            return math.nan, math.nan
         return self._admission.demand(self._loop.now_s)
 
     def decode_demand(self) -> DecodeDemand:

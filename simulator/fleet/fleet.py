@@ -43,7 +43,8 @@ def simulate(
     """Serve a stream until every request has ended; the same arguments give the same result.
 
     While no prefill replica lives, requests are refused. `elasticity` has the prefill tier grow and shrink
-    from the number of the setup, whose `admission` tells the demand; `decode_elasticity` the decode tier.
+    from the number of the setup, whose `admission` tells the demand if there is one; `decode_elasticity` the
+    decode tier.
 
     Raises:
         ValueError: when a failure is of a replica that there is not.

@@ -23,7 +23,7 @@ class PrefillTierSeen:
     """What there is to decide on for prefill.
 
     Attributes:
-        work: As `slo.autoscaling.need.PrefillDemand.work`.
+        work: As `slo.autoscaling.need.PrefillDemand.work`; not a number without admission.
         backlog_s: Likewise, as the next.
         ongoing: Prefills that the replicas have.
         running: Replicas that take requests.

@@ -119,6 +119,11 @@ class FleetSetup:
     admission: AdmissionRules | None = None
     seed: int = 0
 
+    def taking_all(self) -> FleetSetup:
+        """The same fleet with a router that refuses nobody."""
+        tiers = {name: replace(each, sheddable=False) for name, each in self.tiers.clients.items()}
+        return replace(self, tiers=self.tiers.revised(tiers), admission=None)
+
     def kv_link(self) -> TransferFit:
         """What the router is told of the link."""
         size = self.hardware.cost.shape.kv_bytes_per_token

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass
 from itertools import cycle, pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +33,6 @@ from simulator.study.least_work import least_works
 from simulator.study.presets import PRESETS, Preset, on_trace
 from simulator.workload.arrivals import Arrival
 from slo.predict.handoff import INSTANT_LINK
-from slo.tiers import DEFAULT_TIERS
 
 PRESET: Final = "flowprefill-8b"
 REPLICAS: Final = 8
@@ -100,19 +99,16 @@ def stream_of(asked: Asked, load: float) -> list[Arrival]:
 
 def fleet_of(asked: Asked, policy: str) -> FleetSetup:
     """The replicas, and a router that places by a policy."""
-    tiers = DEFAULT_TIERS
-    if not asked.refuses:
-        tiers = tiers.revised({name: replace(each, sheddable=False) for name, each in tiers.clients.items()})
-    return FleetSetup(
+    setup = FleetSetup(
         ARMS["slackserve"],
         asked.preset.hardware,
         REPLICAS,
         decode=INSTANT_DECODE,
         link=INSTANT_LINK,
         placement=policy,
-        tiers=tiers,
         handoff_s=0.0,
     )
+    return setup if asked.refuses else setup.taking_all()
 
 
 def _run(asked: Asked, policy: str, load: float) -> PlacementPoint:

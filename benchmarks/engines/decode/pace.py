@@ -40,6 +40,7 @@ from benchmarks.engines.decode.pressure import (
     mean,
     met,
     run,
+    settings,
     tpot_of,
 )
 from benchmarks.harness.offline_engine import in_own_process
@@ -181,8 +182,8 @@ def main() -> None:
     rows = [mean([row for row in rounds if row["arm"] == arm.name], "arm") for arm in wanted]
     print_rows("Means of all rounds", rows)
     multiples = {tier: asdict(kind) for tier, kind in kinds(1.0).items()}
-    settings = vars(given) | {"steady": STEADY, "kinds": multiples, "alone ms": 1e3 * alone}
-    found = {"settings": settings, "rounds": rounds, "disturbed": disturbed, "means": rows}
+    told = {"steady": STEADY, "kinds": multiples, "alone ms": 1e3 * alone}
+    found = {"settings": settings(given) | told, "rounds": rounds, "disturbed": disturbed, "means": rows}
     print(write(f"engines/{given.output}", found))
 
 

@@ -43,6 +43,14 @@ TUNED_SEQS: Final = (8, 12, 18, 27)
 PREMIUM, STANDARD, BACKGROUND = "premium", "standard", "background"
 RANKS: Final = {PREMIUM: 0, STANDARD: 1, BACKGROUND: 2}
 """vLLM's priorities: the lowest number first."""
+ENGINE: Final = {
+    "max_model_len": CONTEXT,
+    "max_num_batched_tokens": 1024,
+    "long_prefill_token_threshold": 128,
+    "block_size": BLOCK,
+    "enable_prefix_caching": True,
+}
+"""Options of the engine in every arm."""
 STEP_TIMES: Final = ("step fixed s", "step stream s", "step prompt token s")
 """Seconds of a step for itself, for each stream in it, and for each token of prompts in it."""
 BURST: Final = Phase(2.5, 3.0)
@@ -173,15 +181,7 @@ def run(model: str, arm: Arm, asked: list[Asked], kinds: Mapping[str, Kind] = KI
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import RequestOutputKind
 
-    options = {
-        "max_model_len": CONTEXT,
-        "max_num_batched_tokens": 1024,
-        "long_prefill_token_threshold": 128,
-        "block_size": BLOCK,
-        "num_gpu_blocks_override": arm.blocks + 1,
-        "enable_prefix_caching": True,
-        **arm.options,
-    }
+    options = {**ENGINE, "num_gpu_blocks_override": arm.blocks + 1, **arm.options}
     os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = "127.0.0.1"  # for the arm with our connector
     by_name = {one.name: one for one in asked}
     with stepped_engine(model, **options) as llm:
@@ -331,6 +331,11 @@ def tune(model: str, blocks: int, asked: list[Asked]) -> tuple[dict[str, int], l
     return best, rows
 
 
+def settings(given: argparse.Namespace) -> dict[str, Any]:
+    """What a result says of how it was measured."""
+    return vars(given) | {"engine": ENGINE, "kinds": {tier: asdict(kind) for tier, kind in KINDS.items()}}
+
+
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -370,9 +375,8 @@ def main() -> None:
         for key in totals
     ]
     print_rows("Means of all rounds", rows)
-    settings = vars(given) | {"kinds": {tier: asdict(kind) for tier, kind in KINDS.items()}}
     results = {
-        "settings": settings,
+        "settings": settings(given),
         "fullest_blocks": fullest,
         "tuning": tuning,
         "rounds": rounds,

@@ -1,10 +1,19 @@
 """What the benchmark of decode under pressure asks for, and how it judges."""
 
+from argparse import Namespace
 from collections import Counter
 
 import pytest
 
-from benchmarks.engines.decode.pressure import KINDS, MAX_TOKENS, PREMIUM, arrivals, step_times, summary
+from benchmarks.engines.decode.pressure import (
+    KINDS,
+    MAX_TOKENS,
+    PREMIUM,
+    arrivals,
+    settings,
+    step_times,
+    summary,
+)
 
 
 def test_arrivals_are_the_same_for_a_seed_in_order_and_of_all_tiers():
@@ -47,3 +56,11 @@ def test_what_a_step_takes_is_found_whatever_another_process_took():
     timed = [(*each, 3e-3 + 2e-4 * each[0] + 3e-5 * each[1]) for each in composed if any(each)]
     found = step_times([*timed, (0, 0, 1.0), (3, 0, 0.5)])
     assert [*found.values()] == pytest.approx([3e-3, 2e-4, 3e-5], rel=0.01)
+
+
+def test_a_result_says_with_what_options_every_engine_ran():
+    told = settings(Namespace(rate=6.0))
+    assert told["rate"] == 6.0
+    assert told["engine"]["max_num_batched_tokens"] == 1024
+    assert told["engine"]["long_prefill_token_threshold"] == 128
+    assert told["kinds"].keys() == KINDS.keys()

@@ -97,6 +97,14 @@ def test_another_result_of_a_sizer_is_another_page(name, place, monkeypatch, tmp
     assert remade(page.read_text()) != page.read_text()
 
 
+def test_the_part_that_was_refused_is_shown_of_a_prefill_tier(monkeypatch):
+    found = report.result("cores/autoscaling")
+    found["loads"]["step"]["ours"]["left_out"] = 0.987
+    monkeypatch.setattr(autoscaling, "result", lambda _: found)
+    ours = TABLES["autoscaling"]().splitlines()[2]
+    assert ours.split(" | ")[3] == "98.7%"
+
+
 def test_of_rays_settings_below_the_target_those_are_shown_that_no_other_excels(monkeypatch):
     def ray(setting, attainment, per_replica_hour):
         found = {"attainment": attainment, "per_replica_hour": per_replica_hour}

@@ -1,9 +1,17 @@
 """What is made of one way to size a tier on several streams."""
 
+import json
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from benchmarks.cores import autoscaling, decode_autoscaling
-from benchmarks.cores.sizing import fixed, over_streams, sized
+from benchmarks.cores import sizing as module
+from benchmarks.cores.sizing import RAY_DEFAULT, compare, fixed, on_more_streams, over_streams, sized
+from simulator.fleet.outcome import Passage
+from simulator.workload.arrivals import Arrival
+from slo.outcomes import Outcome
+from slo.tiers import PREMIUM
 
 
 def sizing(in_time, hours):
@@ -26,3 +34,48 @@ def test_another_seed_is_another_stream(of):
 
     assert sent(1) == sent(1)
     assert sent(1) != sent(2)
+
+
+WAYS = {
+    "with refusals": lambda _, make, replicas, seed: sizing(96, 2.0 if replicas == 1 else 1.0 * replicas),
+    "nobody refused": lambda _, make, replicas, seed: sizing(98, 1.0 if replicas == 1 else 2.0 * replicas),
+}
+
+
+def test_of_others_the_better_way_to_take_requests_is_shown_and_ours_runs_in_the_first():
+    with ThreadPoolExecutor(1) as pool:
+        found = compare(pool, WAYS, lambda: None, [RAY_DEFAULT, (4.0, 5.0, 120.0)])["step"]
+    assert found["ours"]["replica_hours"] == 2.0
+    assert (found["ray"]["way"], found["ray"]["setting"]) == ("nobody refused", RAY_DEFAULT)
+    assert found["ray_tuned"]["way"] == "nobody refused"
+    assert (found["fixed"]["way"], found["fixed"]["replicas"]) == ("with refusals", 2)
+    assert len(found["all_ray"]) == 4
+
+
+def test_further_streams_take_requests_as_what_was_chosen(monkeypatch, tmp_path):
+    with ThreadPoolExecutor(1) as pool:
+        loads = compare(pool, WAYS, lambda: None, [RAY_DEFAULT])
+        (tmp_path / "any.json").write_text(json.dumps({"results": {"loads": loads}}))
+        monkeypatch.setattr(module, "RESULTS", tmp_path)
+        rows = on_more_streams(pool, WAYS, lambda: None, "any", [2])
+    attainments = {row["arm"]: row["attainment"][0] for row in rows}
+    assert attainments == {"ours": 0.96, "ray": 0.98, "ray_tuned": 0.98, "fixed": 0.96}
+
+
+def test_a_prefill_tier_is_sized_with_refusals_and_without():
+    def refused(**way):
+        return autoscaling.serve(lambda _: 2.0, 120.0, lambda: fixed(1), 1, **way).refused
+
+    assert refused() > 0.1
+    assert refused(refuses=False) == 0
+
+
+def test_an_answer_of_one_token_has_no_time_per_token_to_miss():
+    def passage(outcome, tpot_s):
+        arrival = Arrival(0, 0.0, "chat", 10, 1 if tpot_s is None else 9, None, PREMIUM)
+        return Passage(arrival, outcome=outcome, tpot_s=tpot_s)
+
+    assert decode_autoscaling.is_in_time(passage(Outcome.FINISHED, None))
+    assert not decode_autoscaling.is_in_time(passage(Outcome.REJECTED, None))
+    assert decode_autoscaling.is_in_time(passage(Outcome.FINISHED, 0.02))
+    assert not decode_autoscaling.is_in_time(passage(Outcome.FINISHED, 0.2))

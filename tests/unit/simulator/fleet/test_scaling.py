@@ -28,7 +28,7 @@ def capacity_rps():
     return Experiment(PRESET.hardware, PRESET.workload, 1, (1,)).capacity_rps()
 
 
-def serve(load, seconds, capacity_rps, sizer, replicas=1):
+def serve(load, seconds, capacity_rps, sizer, replicas=1, refuses=True):
     setup = FleetSetup(
         ARMS["slackserve"],
         PRESET.hardware,
@@ -42,7 +42,8 @@ def serve(load, seconds, capacity_rps, sizer, replicas=1):
     arrivals = varying(
         PRESET.workload, lambda at_s: load(at_s) * capacity_rps, peak * capacity_rps, seconds, 1
     )
-    return simulate(setup, arrivals, elasticity=Elasticity(sizer, START_S))
+    fleet = setup if refuses else setup.taking_all()
+    return simulate(fleet, arrivals, elasticity=Elasticity(sizer, START_S))
 
 
 def test_under_a_step_it_grows_once_and_shrinks_once_and_loses_nothing(capacity_rps):
@@ -72,6 +73,24 @@ def test_a_replica_that_is_not_wanted_before_it_is_up_never_serves(capacity_rps)
     run = serve(lambda _: 0.4, 100, capacity_rps, lambda seen, now_s: 3 if 30 < now_s < 35 else 1)
     assert len(run.prefill) == 1
     assert run.replica_s > 100
+
+
+def test_what_is_refused_is_not_among_the_requests_that_rays_rule_counts(capacity_rps):
+    def most_of(refuses):
+        counted = []
+
+        def sizer(seen, now_s):
+            counted.append(seen.ongoing)
+            return seen.target
+
+        run = serve(lambda _: 2.0, 60, capacity_rps, sizer, refuses=refuses)
+        return run.refused, max(counted)
+
+    refused, behind_refusals = most_of(refuses=True)
+    assert refused > 0.1
+    refused, of_all = most_of(refuses=False)
+    assert refused == 0
+    assert of_all > 2 * behind_refusals
 
 
 def seen(ongoing, target):

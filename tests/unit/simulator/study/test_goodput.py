@@ -82,6 +82,18 @@ def test_the_presets_together_compare_every_arm():
     assert all(PRESETS[f"flowprefill-{size}"].arms == PAPER_ARMS for size in ("8b", "14b", "70b"))
 
 
+def test_a_preset_says_between_which_sizes_only_our_own_order_has_others_to_choose():
+    def between(arm):
+        return {size for setting in arm.settings for size in setting.values() if 2048 < size < 8192}
+
+    assert {name: len(between(arm)) for name, arm in ARMS.items() if between(arm)} == {
+        "slackserve-chunked": 4
+    }
+    for preset in (PRESET, PRESETS["tiers-70b"]):
+        said = " ".join(preset.assumptions)
+        assert "none of them between 2,048 and 8,192, where SlackServe's own order in chunks has four" in said
+
+
 def test_what_was_not_served_is_null_in_json():
     """JSON has no infinity."""
     found = Study(PRESETS["tiers-70b"], ["fcfs", "slackserve-admission"], 200, 1, 1).findings("simulate")
