@@ -21,6 +21,22 @@ def kept(tmp_path):
     return path
 
 
+class SilentFile:
+    """One of a file server that does not answer any more."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+    def write(self, _):
+        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+
+
 def test_a_file_is_written_and_written_over(tmp_path):
     path = tmp_path / "new.json"
     for text in ("é", "another"):
@@ -107,6 +123,22 @@ def test_a_file_that_cannot_be_replaced_is_written_over(kept, monkeypatch, owner
 def test_what_was_there_stays_where_the_room_ends_late(kept, monkeypatch, number):
     monkeypatch.setattr(Path, "replace", fails(number))
     with pytest.raises(OSError, match=os.strerror(number)):
+        write_whole(kept, LONG)
+    assert kept.read_text() == "before"
+    assert [*kept.parent.iterdir()] == [kept]
+
+
+def test_what_was_there_stays_where_the_other_file_cannot_be_written(kept, monkeypatch):
+    real_open = Path.open
+
+    def opened(path, *args, **kwargs):
+        file = real_open(path, *args, **kwargs)
+        if path != kept:
+            file = SilentFile(file)
+        return file
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(TimeoutError):
         write_whole(kept, LONG)
     assert kept.read_text() == "before"
     assert [*kept.parent.iterdir()] == [kept]
