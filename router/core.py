@@ -316,14 +316,14 @@ class RouterCore:
         What prefill might have computed is not taken either where decode has no memory for it.
         """
         request, decode = inquiry.request, inquiry.decode
+        terms = self._promises.terms(replace(inquiry, cached={}), 0.0)
         excess = max(self._prompts_excess(request, decode), 0.0)
         is_full = not request.only_decode and not decode.has_room(inquiry.newcomer)
         if not request.is_admitted and (is_full or excess > 0):
             self._gate.withdrawn(request.job_id, inquiry.now_s)
-            retry_s = max(1.0, excess) * decode.local_prompt_s
-            retry_s = min(max(_MIN_RETRY_S, retry_s), _MAX_RETRY_S)
-            return Rejected(RejectionReason.BACKLOG, retry_s, None, request.objective.ttft_s)
-        terms = self._promises.terms(replace(inquiry, cached={}), 0.0)
+            retry_s = min(max(_MIN_RETRY_S, max(1.0, excess) * decode.local_prompt_s), _MAX_RETRY_S)
+            ttft_s, missed = request.objective.ttft_s, terms.unattainable_if_refused
+            return Rejected(RejectionReason.BACKLOG, retry_s, ttft_budget_s=ttft_s, unattainable=missed)
         reason = PlacementReason.ONLY_DECODE if request.only_decode else PlacementReason.NO_PREFILL_REPLICA
         return self._bind_to_decode(inquiry, terms, reason, None)
 

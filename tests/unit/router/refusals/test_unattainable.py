@@ -93,3 +93,11 @@ def test_the_pace_is_in_reach_of_a_request_that_an_idle_fleet_would_serve_late()
     core.view.decode_reported(full_decode(), 0.0)
     images = hurried(core, "images", BACKGROUND, {"ttft_s": 0.001}, only_decode=True)
     assert (images.reason, images.unattainable) == (RejectionReason.DECODE_FULL, ("ttft",))
+
+
+def test_what_only_decode_computes_and_has_too_much_of_tells_what_is_out_of_reach():
+    core, _ = router()
+    for number in range(200):
+        hurried(core, f"{number}", PREMIUM, {"ttft_s": 5.0}, only_decode=True)
+    late = hurried(core, "late", PREMIUM, {"ttft_s": 0.001}, only_decode=True)
+    assert (late.reason, late.unattainable) == (RejectionReason.BACKLOG, ("ttft",))
