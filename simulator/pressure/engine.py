@@ -299,14 +299,8 @@ class PressedEngine:
                 self.pull(one)
                 continue
             self.running.append(one)
-            if one.swapped:
-                blocks = self.setup.blocks_of(one.swapped)
-                self._host += blocks
-                self._moved += blocks
-                one.computed, one.swapped = one.swapped, 0
-            elif one.parked_s is not None:
-                self._held[one] = self._free.give_again(one)
-                one.computed = self.held(one) * self.setup.block_tokens
+            if one.parked_s is not None:
+                self._comes_back(one)
             elif self.setup.pulls:
                 one.computed = one.length - 1
             one.started, one.parked_s = one.emitted, None
@@ -314,6 +308,16 @@ class PressedEngine:
             self._give(one, new)
             step[one] = new
             budget -= new
+
+    def _comes_back(self, one: PressedStream) -> None:
+        """Give one what is still there of its sequence, and what of it is in host memory."""
+        self._held[one] = self._free.give_again(one)
+        one.computed = self.held(one) * self.setup.block_tokens
+        if one.swapped:
+            blocks = self.setup.blocks_of(one.swapped)
+            self._host += blocks
+            self._moved += max(0, blocks - self.held(one))
+            one.computed, one.swapped = one.swapped, 0
 
     def _give(self, one: PressedStream, new: int) -> None:
         needed = self.setup.blocks_of(one.computed + new)

@@ -42,7 +42,8 @@ class FreeBlocks:
                 self._kept[owner] = kept - taken
 
     def come_back(self, owner: Hashable, blocks: int, whole: int) -> None:
-        """Take back all blocks of a sequence, of which so many are `whole`; none of it may be here."""
+        """Take back all blocks of a sequence, of which so many are `whole`; none of them may be here."""
+        assert owner not in self._kept
         self.count += blocks
         self._empty += blocks - whole
         if whole:

@@ -122,11 +122,12 @@ class _Engine(PressedEngine):
             return
         self.way.preempted(self)
         self.running.remove(one)
-        self._free += self._held.pop(one)
+        self._frees(one)
         before = self._before.pop(one, 0)
         if not target.running and not target.waiting:
             target.now_s = max(target.now_s, self.now_s)
         target.running.append(one)
+        target._held[one] = target._free.give_again(one)
         target._give(one, one.length - one.computed)
         target._before[one] = before
         one.started = one.emitted

@@ -101,6 +101,21 @@ def test_whoever_comes_back_computes_nothing_that_nobody_has_overwritten():
     assert (one.computed, served.again) == (301, 300 % 16)
 
 
+def test_whoever_comes_back_from_host_memory_finds_what_nobody_has_overwritten():
+    served = engine("first come", 40, host_blocks=40, block_s=0.01)
+    for name in "ab":
+        served.arrives(PressedRequest(name, STANDARD, 0.0, 200, 40, 40))
+    served.step()
+    for _ in range(3):
+        for one in [*served.running]:
+            served.take(one, TakenBy.SWAP)
+        assert served.free_blocks == 40
+        started_s = served.now_s
+        served.step()
+        assert served.now_s - started_s < served.setup.model.step_s(2, 500) + 2 * 0.011, "two blocks move"
+    assert (served.again, served.free_host_blocks) == (0, 40)
+
+
 def test_with_host_memory_for_all_nothing_is_computed_again():
     requests = asked(rate=8)
     served = engine("ours", 120, host_blocks=1000, block_s=1e-5)
