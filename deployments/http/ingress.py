@@ -37,12 +37,13 @@ from deployments.http.body.reading_turns import ReadingTurns
 from deployments.http.gatekeeper import usable_id
 from deployments.http.messages import request as messages
 from deployments.http.messages.answer import MessageWording, said_count
+from deployments.http.model_config import ModelConfig
 from deployments.http.placing.admission import admit, response_headers
 from deployments.http.placing.asked import Asked
 from deployments.http.placing.readiness import Readiness
 from deployments.http.responses import request as responses
 from deployments.http.responses.answer import ResponseWording
-from deployments.http.served_model import ModelConfig, ServedModel, ServedModels, WaysConfig
+from deployments.http.served_model import ServedModel, ServedModels, WaysConfig
 from slo.objectives import TIER_HEADER, resolve
 from slo.request import CONTEXT_HEADER, REQUEST_ID_HEADER, JobId, Party, RequestContext
 from slo.tiers import Tier, TierSet
@@ -136,16 +137,15 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         model = self._models.named_by(body).config
         is_named = "request_id" in asked.model_fields_set  # as in vLLM, the answer has that very id
         response_id = asked.request_id if is_named else f"resp_{request.state.request_id}"
-        wording = ResponseWording(
-            asked, response_id, model.max_model_len, model.max_output_tokens, model.sampled_with
-        )
+        wording = ResponseWording(asked, response_id, model)
         return await self._serve_body(request, body, "chat", arrived_s, wording)
 
     async def messages(self, request: Request) -> Response:
         """Answer a request of Anthropic's messages API, by a chat completion."""
         arrived_s = time.monotonic()
         asked, body = await self._read(request, messages.read, self._limits, request.state.tenant)
-        return await self._serve_body(request, body, "chat", arrived_s, MessageWording(asked))
+        wording = MessageWording(asked, self._models.named_by(body).config)
+        return await self._serve_body(request, body, "chat", arrived_s, wording)
 
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens the prompt of a messages request has."""

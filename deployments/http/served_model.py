@@ -17,6 +17,7 @@ from decode_node.tier_calls import TierCalls
 from deployments.http import errors as http_errors
 from deployments.http.continuing.decode_tier import DecodeTier
 from deployments.http.continuing.stream_watch import StreamWatch
+from deployments.http.model_config import ModelConfig
 from deployments.http.placing.placement_client import PlacementClient
 from deployments.http.placing.readiness import Fleets, RecentFleets
 from deployments.monitor.actor import IngressMonitor, MonitorOptions
@@ -28,26 +29,6 @@ from telemetry.reporting.of_model import OfModel
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
-
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """One model, as the ingress is told of it.
-
-    Attributes:
-        name: Of its replicas; requests may name it, or one of its adapters.
-        max_model_len: Longest prompt plus output, tokens; None where only its replicas know it.
-        max_output_tokens: The most that any answer has; None for what the model takes.
-        sampled_with: The `temperature`, `top_p` and `max_tokens` of answers whose requests do not say them,
-            where the model does.
-        shows_usage: Whether all its streams say their usage in each event, whoever asks.
-    """
-
-    name: str
-    max_model_len: int | None
-    max_output_tokens: int | None
-    sampled_with: Mapping[str, float]
-    shows_usage: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from vllm.entrypoints.anthropic.serving import AnthropicServingMessages
 
 from deployments.http.errors import MESSAGES_PATH, in_anthropics_words
 from deployments.http.messages.request import field_here
+from deployments.http.model_config import ModelConfig
 
 if TYPE_CHECKING:
     from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
@@ -41,12 +42,14 @@ class MessageWording:
 
     Args:
         asked: The request.
+        model: What answers it.
     """
 
     path = MESSAGES_PATH
 
-    def __init__(self, asked: AnthropicMessagesRequest) -> None:
+    def __init__(self, asked: AnthropicMessagesRequest, model: ModelConfig) -> None:
         self._asked = asked
+        self._model = model
 
     def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
         """The message that a chat's answer is; of a call that was cut, what of its arguments can be read."""
@@ -100,8 +103,11 @@ class MessageWording:
 
     def _say_cut(self, choice: dict[str, Any], usage: dict[str, Any] | None) -> None:
         """To a chat a call that was cut is a call: here the client would run it."""
-        written = (usage or {}).get("completion_tokens") or 0
-        if choice.get("finish_reason") == _CALLS and written >= self._asked.max_tokens:
+        if usage is None or choice.get("finish_reason") != _CALLS:
+            return
+        written = usage.get("completion_tokens") or 0
+        bounds = self._model.output_bounds(self._asked.max_tokens, usage["prompt_tokens"])
+        if any(written >= bound for bound in bounds):
             choice["finish_reason"] = _CUT
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any, Final
 
 from openai.types.responses import (
@@ -33,13 +33,13 @@ from vllm.entrypoints.openai.responses.utils import build_response_output_items
 from vllm.sampling_params import SamplingParams
 
 from deployments.http.body.asks import UNKNOWN_LENGTH
+from deployments.http.model_config import ModelConfig
 from deployments.http.responses.request import field_here
 
 _DATA: Final = "data: "
 _DONE: Final = "[DONE]"
 _CUT: Final = "length"
 """Why a chat ended whose response is incomplete."""
-_NOTHING: Final[Mapping[str, float]] = {}
 
 
 class ResponseWording:
@@ -48,26 +48,14 @@ class ResponseWording:
     Args:
         asked: The request.
         response_id: Of the response.
-        max_model_len: Tokens that the model takes, prompt and answer together; None where only its replicas
-            know it.
-        max_output_tokens: The most that any answer has; None for what the model takes.
-        sampled_with: What the model says of the `temperature`, `top_p` and `max_tokens` of answers.
+        model: What answers it.
     """
 
     path = "/v1/responses"
 
-    def __init__(
-        self,
-        asked: ResponsesRequest,
-        response_id: str,
-        max_model_len: int | None,
-        max_output_tokens: int | None = None,
-        sampled_with: Mapping[str, float] = _NOTHING,
-    ) -> None:
+    def __init__(self, asked: ResponsesRequest, response_id: str, model: ModelConfig) -> None:
         self._asked = asked.model_copy(update={"request_id": response_id})
-        self._max_model_len = max_model_len
-        self._max_output_tokens = max_output_tokens
-        self._sampled_with = sampled_with
+        self._model = model
         self._created_s = int(time.time())
 
     def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
@@ -118,14 +106,8 @@ class ResponseWording:
     ) -> ResponsesResponse:
         """The response of these items; without the chat's usage it has not ended."""
         asked, status = self._asked, "in_progress"
-        room = self._max_model_len
-        if usage is not None and room is not None:
-            room -= usage["prompt_tokens"]
-        named = asked.max_output_tokens
-        if named is None:
-            named = self._sampled_with.get("max_tokens")
-        limits = named, self._max_output_tokens, room
-        bounds = [bound for bound in limits if bound is not None]
+        prompt_tokens = 0 if usage is None else usage["prompt_tokens"]
+        bounds = self._model.output_bounds(asked.max_output_tokens, prompt_tokens)
         if usage is not None:
             # A call that was cut is a call to a chat.
             is_full = any(usage["completion_tokens"] >= bound for bound in bounds)
@@ -134,7 +116,7 @@ class ResponseWording:
         sampled = SamplingParams(
             temperature=self._of_model("temperature") if asked.temperature is None else asked.temperature,
             top_p=self._of_model("top_p") if asked.top_p is None else asked.top_p,
-            max_tokens=max(1, int(min(bounds, default=UNKNOWN_LENGTH))),
+            max_tokens=max(1, min(bounds, default=UNKNOWN_LENGTH)),
             presence_penalty=asked.presence_penalty or 0.0,
             frequency_penalty=asked.frequency_penalty or 0.0,
             logprobs=asked.top_logprobs if asked.is_include_output_logprobs() else None,
@@ -150,7 +132,7 @@ class ResponseWording:
         )
 
     def _of_model(self, name: str) -> float:
-        return self._sampled_with.get(name, 1.0)
+        return self._model.sampled_with.get(name, 1.0)
 
 
 class _Stream:

@@ -13,8 +13,8 @@ from deployments.config.limits import LimitsConfig
 from deployments.http.body.reading_turns import ReadingTurns
 from deployments.http.errors import HTTPError
 from deployments.http.ingress import SlackServeIngress
+from deployments.http.model_config import ModelConfig
 from deployments.http.placing.prefix_hashes import NO_PREFIX
-from deployments.http.served_model import ModelConfig
 from slo.admission.tenants import ANONYMOUS
 from slo.errors import FieldError
 from slo.tiers import DEFAULT_TIERS
@@ -165,6 +165,18 @@ async def test_a_response_is_told_the_most_that_its_answer_has(asked, told):
     ingress = Ingress()
     await ingress.responses(posted({"input": "hi", **asked}))
     assert ingress.wording.response("m", [], None, None).max_output_tokens == told
+
+
+@pytest.mark.parametrize(("written", "told"), [(59, "tool_use"), (60, "max_tokens")])
+async def test_a_message_is_told_that_the_most_that_any_answer_has_cut_it(written, told):
+    ingress = Ingress()
+    await ingress.messages(posted({"model": "m", "messages": ASKED, "max_tokens": 90}))
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    message = {"role": "assistant", "tool_calls": [call]}
+    choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+    usage = {"prompt_tokens": 1, "completion_tokens": written, "total_tokens": written + 1}
+    answer = {"id": "c", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+    assert ingress.wording.whole(answer)["stop_reason"] == told
 
 
 @pytest.mark.parametrize(

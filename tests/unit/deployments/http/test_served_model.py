@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from deployments.http import served_model
-from deployments.http.served_model import ModelConfig, ServedModel, WaysConfig
+from deployments.http.model_config import ModelConfig
+from deployments.http.served_model import ServedModel, WaysConfig
 from deployments.monitor import actor
 from deployments.monitor.actor import MonitorOptions
 from slo.monitor.settings import MonitorSettings

@@ -20,7 +20,7 @@ from deployments.http import errors as http_errors
 from deployments.http import routes
 from deployments.http.answering.keep_alive import COMMENT, kept_alive
 from deployments.http.body.reading_turns import ReadingTurns
-from deployments.http.served_model import ModelConfig
+from deployments.http.model_config import ModelConfig
 from slo.admission.tenants import KeyRing
 from slo.errors import TOO_MANY_GRAMMARS
 from slo.outcomes import Outcome

@@ -6,23 +6,25 @@ from types import SimpleNamespace
 
 import pytest
 from anthropic.types import Message
+from bodies import model
 from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 
 from deployments.http.messages.answer import MessageWording
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
+UNBOUNDED = model()
 
 
-def wording(most=100):
+def wording(most=100, of=UNBOUNDED):
     asked = {"model": "m", "max_tokens": most, "messages": [{"role": "user", "content": "hi"}]}
-    return MessageWording(AnthropicMessagesRequest(**asked))
+    return MessageWording(AnthropicMessagesRequest(**asked), of)
 
 
 def call(arguments):
     return {"id": "call-1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
 
 
-def whole(message, finish_reason="stop", most=100, **choice):
+def whole(message, finish_reason="stop", most=100, of=UNBOUNDED, **choice):
     choice = {
         "index": 0,
         "message": {"role": "assistant", **message},
@@ -30,7 +32,7 @@ def whole(message, finish_reason="stop", most=100, **choice):
         **choice,
     }
     answer = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "m"}
-    return Message.model_validate(wording(most).whole({**answer, "choices": [choice], "usage": USAGE}))
+    return Message.model_validate(wording(most, of).whole({**answer, "choices": [choice], "usage": USAGE}))
 
 
 def test_text_and_thoughts_are_blocks():
@@ -88,7 +90,7 @@ START = chunk({"role": "assistant", "content": ""}, usage={**USAGE, "completion_
 DONE = "data: [DONE]\n\n"
 
 
-def streamed(*pieces, most=100):
+def streamed(*pieces, most=100, of=UNBOUNDED):
     """The events that a chat's stream becomes; the stream is closed behind them."""
     stream = SimpleNamespace(closed=False)
 
@@ -100,7 +102,7 @@ def streamed(*pieces, most=100):
             stream.closed = True
 
     async def read():
-        return "".join([event async for event in wording(most).events(told())])
+        return "".join([event async for event in wording(most, of).events(told())])
 
     events = []
     for event in asyncio.run(read()).strip().split("\n\n"):
@@ -146,6 +148,23 @@ def test_a_call_in_a_stream(most, reason):
     assert events[1]["content_block"]["name"] == "weather"
     assert events[2]["delta"]["partial_json"] == '{"unit": "cel'
     assert events[-2]["delta"]["stop_reason"] == reason
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("model_takes", "at_most", "reason"),
+    [(None, 4, "max_tokens"), (13, None, "max_tokens"), (14, 5, "tool_use"), (None, None, "tool_use")],
+)
+def test_a_call_that_the_servers_own_limit_has_cut(model_takes, at_most, reason, streams):
+    """The answer has 4 tokens after a prompt of 9; what bounds requests that name nothing does not count."""
+    of = model(model_takes, at_most, max_tokens=4)
+    if streams:
+        begun = {"index": 0, "id": "c", "type": "function", "function": {"name": "weather", "arguments": ""}}
+        events = streamed(START, chunk({"tool_calls": [begun]}, "tool_calls"), chunk(), DONE, of=of)
+        told = events[-2]["delta"]["stop_reason"]
+    else:
+        told = whole({"content": None, "tool_calls": [call("")]}, "tool_calls", of=of).stop_reason
+    assert told == reason
 
 
 @pytest.mark.parametrize("begun", [(), (START, chunk({"content": "Hel"}))])

@@ -5,6 +5,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from bodies import model
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
@@ -19,13 +20,13 @@ POSITION = {**POSITION, "top_logprobs": [POSITION]}
 
 
 def wording(**fields):
-    return ResponseWording(ResponsesRequest(input="hi", model="m", **fields), "resp_1", 100)
+    return ResponseWording(ResponsesRequest(input="hi", model="m", **fields), "resp_1", model(100))
 
 
 @pytest.mark.parametrize(("asked", "told"), [(None, 32_768), (50_000, 50_000)])
 def test_where_the_models_length_is_not_known_what_was_asked_for_is_told(asked, told):
     request = ResponsesRequest(input="hi", model="m", max_output_tokens=asked)
-    response = ResponseWording(request, "resp_1", None).response("m", [], "stop", USAGE)
+    response = ResponseWording(request, "resp_1", model()).response("m", [], "stop", USAGE)
     assert response.max_output_tokens == told
 
 
@@ -89,7 +90,7 @@ def test_a_text():
 def test_what_of_the_prompt_was_cached_and_is_now():
     details = {"cached_tokens": 3, "created_cache_tokens": 5, "multimodal_tokens": None}
     usage = {**USAGE, "prompt_tokens_details": details}
-    response = ResponseWording(ResponsesRequest(input="hi", model="m"), "resp_1", 100).response(
+    response = ResponseWording(ResponsesRequest(input="hi", model="m"), "resp_1", model(100)).response(
         "m", [], "stop", usage
     )
     told = response.usage.input_tokens_details
@@ -97,7 +98,7 @@ def test_what_of_the_prompt_was_cached_and_is_now():
 
 
 def test_the_most_that_any_answer_has_is_told():
-    said = ResponseWording(ResponsesRequest(input="hi", model="m"), "resp_1", 100, 50)
+    said = ResponseWording(ResponsesRequest(input="hi", model="m"), "resp_1", model(100, 50))
     assert said.response("m", [], "stop", USAGE).max_output_tokens == 50
 
 
@@ -158,7 +159,7 @@ CUT_CALL = {**CALL, "function": {"name": "weather", "arguments": '{"city": "Ro'}
 def test_a_call_that_the_servers_own_limit_has_cut(model_takes, at_most, status, streams):
     """The answer has 4 tokens after a prompt of 9."""
     asked = ResponsesRequest(input="hi", model="m", tools=[TOOL])
-    said = ResponseWording(asked, "resp_1", model_takes, at_most)
+    said = ResponseWording(asked, "resp_1", model(model_takes, at_most))
     if streams:
         told = streamed_by(
             said,
@@ -174,7 +175,7 @@ def test_a_call_that_the_servers_own_limit_has_cut(model_takes, at_most, status,
 @pytest.mark.parametrize(("named", "told", "status"), [(None, 4, "incomplete"), (9, 9, "completed")])
 def test_a_call_that_the_models_own_limit_for_requests_without_one_has_cut(named, told, status):
     asked = ResponsesRequest(input="hi", model="m", tools=[TOOL], max_output_tokens=named)
-    said = ResponseWording(asked, "resp_1", None, None, {"max_tokens": 4})
+    said = ResponseWording(asked, "resp_1", model(max_tokens=4))
     response = Response.model_validate(said.whole(whole_chat({"tool_calls": [CUT_CALL]}, "tool_calls")))
     assert (response.max_output_tokens, response.status) == (told, status)
 
