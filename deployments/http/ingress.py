@@ -220,7 +220,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         if "request_id" in body.model_fields_set:  # before the header, as in Ray Serve LLM
             _name(state, usable_id(body.request_id, "request_id"))
         body.request_id = state.request_id
-        most_tokens = asks.output_tokens(body, self._limits, served.config.max_model_len)
+        most_tokens = asks.output_tokens(body, served.config)
         job_id = JobId(f"{state.request_id}-{state.server_id}")
         of = partial(Asked.of, body, state, objective, job_id, arrived_s, most_tokens)
         asked = self._turns.counted(of)  # it goes through the whole prompt

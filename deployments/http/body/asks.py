@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from deployments.config.limits import LimitsConfig
 from deployments.http.body.media import MEDIA_KEYS
 from deployments.http.body.values import function_of, plain
+from deployments.http.model_config import ModelConfig
 from sampling.engine_limits import MOST_COMPARED_TOKENS, MOST_LOGPROB_TOKEN_IDS, MOST_REPEATED_TOKENS
 from slo.admission.tenants import Tenant
 from slo.errors import FieldError
@@ -147,16 +148,15 @@ def _listed(body: Any, field: str) -> Collection[Any]:
     return [value] if isinstance(value, str) else value
 
 
-def output_tokens(body: Any, limits: LimitsConfig, max_model_len: int | None) -> int:
+def output_tokens(body: Any, model: ModelConfig) -> int:
     """The most tokens that all answers to a request may have together.
 
     Where the model's length is not known, what is named counts as it is.
     """
     named = _named_output_tokens(body)
-    room = max_model_len or min(max(UNKNOWN_LENGTH, named or 0), _MOST_LENGTH)
-    longest = min(limits.max_output_tokens or room, room)
+    room = model.max_model_len or min(max(UNKNOWN_LENGTH, named or 0), _MOST_LENGTH)
     # An echo without an answer computes a token, too.
-    of_each = longest if named is None else max(1, min(named, longest))
+    of_each = max(1, min([room, *model.output_bounds(named)]))
     return of_each * prompts(body) * answers_per_prompt(body)
 
 

@@ -79,6 +79,7 @@ class Naming(SlackServeIngress):
         self._models = SimpleNamespace(named_by=lambda body: SERVED)
 
     def _record(self, served, asked, state, method):
+        self.asked = asked.placement
         raise HTTPError(503, "no further", kind="test", code=asked.placement.job_id)
 
 
@@ -102,6 +103,16 @@ async def test_the_log_has_both_names_of_a_request_that_its_body_names(caplog, g
         await Naming().completions(request)
     assert ended.value.code == f"{name}-fc419b9ddd3a0b11", "its job"
     assert caplog.messages == lines
+
+
+@pytest.mark.parametrize(("named", "most"), [({}, 50), ({"max_tokens": 55}, 55), ({"max_tokens": 90}, 60)])
+async def test_the_router_is_told_the_most_that_an_answer_has(named, most):
+    request = posted({"model": "m", "messages": ASKED, **named})
+    request.state.server_id = "fc419b9ddd3a0b11"
+    naming = Naming()
+    with pytest.raises(HTTPError, match="no further"):
+        await naming.chat(request)
+    assert naming.asked.output_tokens == most
 
 
 @pytest.mark.parametrize(("priority", "is_refused"), [("5", True), ("-1", True), ("x", True), ("0", False)])

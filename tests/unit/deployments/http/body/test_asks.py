@@ -1,10 +1,9 @@
 """What one request may ask for."""
 
 import pytest
-from bodies import LIMITS, TOOL, chat, completion
+from bodies import LIMITS, TOOL, chat, completion, model
 
 from decode_node.rendering import LocalReason, has_media, render
-from deployments.config.limits import LimitsConfig
 from deployments.http.body import asks
 from deployments.http.body.prompt_size import refuse_too_long
 from deployments.http.placing.prefix_hashes import prefix_hashes
@@ -246,7 +245,7 @@ def test_where_the_length_is_not_known_nothing_is_too_long_and_what_is_named_is_
     refuse_too_long(completion(prompt=[1] * 60_000), None)
     for named, counts in ((50_000, 50_000), (1 << 60, 1 << 24), (None, 32_768)):
         body = chat() if named is None else chat(max_tokens=named)
-        assert asks.output_tokens(body, LimitsConfig(), None) == counts
+        assert asks.output_tokens(body, model()) == counts
 
 
 DIGESTS = [b"of acme's key", b"of zenith's"]
@@ -298,8 +297,18 @@ def test_a_salt_is_the_same_in_every_process_and_needs_the_keys():
     ],
 )
 def test_the_most_that_all_answers_may_have(body, tokens):
-    assert asks.output_tokens(body, LIMITS, 4096) == tokens
+    assert asks.output_tokens(body, model(4096, LIMITS.max_output_tokens)) == tokens
 
 
 def test_a_request_that_names_no_limit_may_have_what_the_model_takes():
-    assert asks.output_tokens(chat(), LimitsConfig(), 4096) == 4096
+    assert asks.output_tokens(chat(), model(4096)) == 4096
+
+
+@pytest.mark.parametrize("max_model_len", [None, 4096])
+@pytest.mark.parametrize(
+    ("body", "tokens"),
+    [(chat(), 30), (chat(n=2), 60), (chat(max_tokens=50), 50), (chat(max_tokens=90), 80), (completion(), 16)],
+)
+def test_an_answer_has_no_more_than_the_model_or_an_operator_says(body, tokens, max_model_len):
+    """The model says it for requests that name no limit, an operator for all."""
+    assert asks.output_tokens(body, model(max_model_len, 80, max_tokens=30)) == tokens

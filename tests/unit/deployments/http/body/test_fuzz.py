@@ -9,6 +9,7 @@ from random import Random
 
 import cloudpickle
 import pytest
+from bodies import model
 from ray.llm._internal.serve.core.ingress.ingress import _sanitize_chat_completion_request
 from request_fuzz import PATHS, corpus, draw
 
@@ -46,7 +47,7 @@ async def ingress(scope, receive, send):
     resolve(state["headers"], asks.service_tier(request), DEFAULT_TIERS)
     prompt_size(request)
     prefix_hashes(request)
-    asked = asks.output_tokens(request, LIMITS, 4096)
+    asked = asks.output_tokens(request, model(4096))
     TokenMeter(request, Usage(1, asked))
     if "chat" in scope["path"]:
         request = _sanitize_chat_completion_request(request)

@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+from bodies import model
 from hypothesis import given
 from hypothesis import strategies as st
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest
@@ -365,7 +366,7 @@ def test_who_names_no_max_tokens_asks_for_no_more_than_is_allowed(asked, limit, 
     limits = LimitsConfig(max_output_tokens=limit)
     raw = json.dumps({"model": "m", "prompt": "a", **asked}).encode()
     body = read(raw, CompletionRequest, limits, ANONYMOUS)
-    assert (body.max_tokens, output_tokens(body, limits, 1000)) == (most, most)
+    assert (body.max_tokens, output_tokens(body, model(1000, limit))) == (most, most)
     chat = json.dumps({"model": "m", "messages": [], **asked}).encode()
     assert read(chat, ChatCompletionRequest, limits, ANONYMOUS).max_tokens is None
 
