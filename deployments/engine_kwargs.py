@@ -145,7 +145,10 @@ def _refuse_differences(prefill: Mapping[str, Any], decode: Mapping[str, Any]) -
 def engine_kwargs(
     config: SlackServeConfig, longest: int | None, pool: PoolConfig, role: KVRole
 ) -> dict[str, Any]:
-    """Of one tier; `longest` is what the model takes, tokens, where that is known."""
+    """What one tier's engines start with; `longest` is what the model takes, tokens, where that is known.
+
+    Of two values the later counts: ours, the tier's, the configuration's own, and what holds for both tiers.
+    """
     buffer_device, longest = config.kv_transfer.buffer_device, config.max_model_len or longest
     kwargs: dict[str, Any] = {
         "tensor_parallel_size": pool.tensor_parallel_size,

@@ -97,7 +97,7 @@ class _Question:
 
 
 class Pulls:
-    """Those of a decode engine's worker, until nothing of them is being read any more.
+    """The pulls that a decode worker has begun, until nothing of them is being read any more.
 
     Args:
         ask: How prefill is asked.

@@ -1,1 +1,1 @@
-"""What every process reports: the catalogue of metrics, their instruments, structured logs."""
+"""What every process says of itself: metrics, logs, spans, its engine's statistics, reports to the others."""

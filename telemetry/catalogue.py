@@ -25,7 +25,11 @@ class MetricKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One exported metric; `buckets` are the upper bounds of a histogram, `sign` labels a signed one."""
+    """One exported metric.
+
+    `buckets` are the upper bounds of a histogram; one with the label `sign` takes negative values, which are
+    recorded by magnitude.
+    """
 
     name: str
     kind: MetricKind

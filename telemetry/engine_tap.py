@@ -54,9 +54,9 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         self._calm_steps = _CALM_STEPS
         self._ranks = 1
         self._reads = 1
-        """Of a transfer: vLLM counts each."""
+        """Reads that vLLM counts for one transfer."""
         self._done_reads = 0
-        """Those that are done, of transfers whose others are not yet."""
+        """Reads that are done of transfers that are not complete."""
         self._is_timed = False
         """Whether a token was timed since the pace was told."""
         self._role = role

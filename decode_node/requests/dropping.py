@@ -32,10 +32,10 @@ WHY_DROPPED: Final = (
 async def unless_dropped(
     outputs: AsyncGenerator[RequestOutput, None], kind: RequestOutputKind, refuse: Callable[[], Exception]
 ) -> AsyncGenerator[RequestOutput, None]:
-    """The engine's outputs for one request.
+    """The engine's outputs for one request, up to the one that says that it was dropped.
 
     Args:
-        outputs: They.
+        outputs: As the engine gives them.
         kind: What each of them has of the answer.
         refuse: Gives what is raised when the engine has dropped the request.
     """

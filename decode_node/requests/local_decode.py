@@ -91,7 +91,7 @@ class LocalDecode:
         if needs_pull or is_left:
             _has_first_output(params)
         _carry(run, params)
-        counted = self.local.counted() if is_left else nullcontext(_nothing)
+        counted = self.local.counted() if is_left else nullcontext(_is_not_counted)
         try:
             async with counted as computed, aclosing(decode(params)) as outputs:
                 if carried is not None and not carried.is_sent and is_stream:
@@ -193,8 +193,8 @@ def _has_first_output(params: SamplingParams) -> None:
     params.stream_interval = None
 
 
-def _nothing() -> None:
-    """Of a stream whose KV comes from elsewhere."""
+def _is_not_counted() -> None:
+    """Nothing is to be counted of a prompt that this engine does not compute."""
 
 
 async def _after(first: RequestOutput, others: Outputs) -> Outputs:

@@ -43,7 +43,7 @@ _MEDIA_TOKENS: Final = 1024
 
 @dataclass(slots=True, eq=False)
 class OnlyHere:
-    """One such request.
+    """A request whose prompts this replica's engine computes, each in its turn.
 
     Attributes:
         local: Gives turns.
@@ -178,7 +178,7 @@ class OnlyHere:
 
 
 IN_A_SEARCH: Final[ContextVar[OnlyHere | None]] = ContextVar("in_a_search", default=None)
-"""Whose beam search it is: what vLLM's search asks the engine for does not say."""
+"""The request whose beam search is running: vLLM's search calls the engine without saying for whom."""
 
 
 @asynccontextmanager

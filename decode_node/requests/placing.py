@@ -58,7 +58,7 @@ class Placing:
 
     async def again(self, run: Underway, failure: PrefillFailedError) -> ReplacementOutcome:
         """Ask for another place, and have the run's context name it."""
-        request_is_blameless = self.may_compute_here and self._is_no_request_to_blame(run, failure)
+        request_is_blameless = self.may_compute_here and self._is_blameless(run, failure)
         if failure.replica is not None:
             self._hold_against(run, failure.replica, failure)
         context = replace(
@@ -84,7 +84,7 @@ class Placing:
         lost_replica = failure.replica if failure.cause.is_replicas and not failure.is_up else None
         asked = self._request(run, context, failure.cause, lost_replica)
         started_s = time.monotonic()
-        outcome, placed = _by(await self._ask_router(asked), context, failure.cause)
+        outcome, placed = _outcome_of(await self._ask_router(asked), context, failure.cause)
         if outcome is ReplacementOutcome.SERVE and is_blameless:
             outcome = ReplacementOutcome.NO_REPLICA  # Serve chooses such a one again
         if outcome is ReplacementOutcome.NO_REPLICA and self.may_compute_here:
@@ -132,10 +132,11 @@ class Placing:
         )
 
     @staticmethod
-    def _is_no_request_to_blame(run: Underway, failure: PrefillFailedError) -> bool:
-        """Whether it came to a replica of another model, or to a dead one that had failed it before.
+    def _is_blameless(run: Underway, failure: PrefillFailedError) -> bool:
+        """Whether the failure says nothing against the request.
 
-        So it does where no router answers in time, and that says nothing of the request.
+        Its replica serves another model, or was dead already when it came again, as happens while no router
+        answers.
         """
         if failure.cause is FailureCause.OTHER_MODEL:
             return True
@@ -161,7 +162,7 @@ class Placing:
             ttft_budget_s=run.budget_s,
         )
         asked = self._request(run, context, FailureCause.LEFT)
-        outcome, placed = _by(await self._ask_router(asked), context, asked.cause)
+        outcome, placed = _outcome_of(await self._ask_router(asked), context, asked.cause)
         if outcome not in {ReplacementOutcome.ROUTER, ReplacementOutcome.SERVE}:
             outcome = ReplacementOutcome.LOCAL
             placed = replace(context, local_prefill=LocalReason.LEFT.value)
@@ -189,9 +190,10 @@ class Placing:
         return decision
 
 
-def _by(
+def _outcome_of(
     decision: ReplacementDecision | None, context: RequestContext, cause: FailureCause
 ) -> tuple[ReplacementOutcome, RequestContext]:
+    """What follows from the router's answer, or its silence, and the context with the new place."""
     match decision:
         case Replaced(prefill_replica=None):
             return ReplacementOutcome.LOCAL, context

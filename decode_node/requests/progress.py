@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Progress:
-    """Of one stream.
+    """Which tokens of one stream its events have told so far, and which are still to be told.
 
     Attributes:
         known: So many tokens the client has got already, from another replica; their events are not sent.

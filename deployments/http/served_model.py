@@ -51,7 +51,7 @@ class ServedModel:
     """One model, as the ingress serves it.
 
     Attributes:
-        config: Which.
+        config: The model and its limits.
         placement: Says where its requests go.
         decode: Gets their answers.
         monitor: Is told how they end; None for no monitor.
@@ -71,10 +71,12 @@ class ServedModel:
         replicas: DeploymentHandle,
         instruments: Instruments,
     ) -> ServedModel:
-        """It, with a monitor that is informed of it once it is announced, and started if there is none.
+        """Make a model's way to its replicas, and its client of the SLO monitor.
+
+        The monitor hears of this ingress from `announce` on; the client starts the monitor if there is none.
 
         Args:
-            config: Which.
+            config: The model and its limits.
             ways: How to go to its replicas.
             router: The router of all models.
             replicas: Its decode tier.
@@ -111,7 +113,7 @@ class ServedModels:
     """All models of an ingress.
 
     Args:
-        models: They; the first answers requests that name no model.
+        models: All that are served; the first answers requests that name none.
         names: By name that a request may have, the name of the model.
     """
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from starlette.datastructures import State
 
 AT_ONCE: Final = 2
-"""Of a tenant; few, as those of all tenants wait for the one thread."""
+"""Conversions that a tenant may have under way; few, as one thread of a replica does those of all tenants."""
 ANSWERED_S: Final = 10.0
 """Serve keeps what it has no replica for; this is how long that is waited for."""
 
@@ -39,7 +39,7 @@ def said_whole(answer: Any) -> dict[str, Any]:
 
 
 class Conversions:
-    """Those of an ingress.
+    """Answers an ingress's requests for tokens or text, a few of a tenant at a time.
 
     Args:
         answered_s: How long one may take.

@@ -21,7 +21,7 @@ _CREATED: Final = re.compile(r'"created":\d+')
 
 @dataclass(slots=True)
 class Delivered:
-    """Of one streamed answer.
+    """What the client has got of one streamed answer, taken from its pieces as they pass.
 
     Attributes:
         has_come: Whether any event of it has come, such as who speaks, so that a replica has had the request.

@@ -26,7 +26,7 @@ class Asked:
 
     Attributes:
         body: vLLM's chat or completion request.
-        placement: What the router was asked.
+        placement: What the router is asked, and in part again when the answer goes on elsewhere.
         arrived_s: When it came, on this process's monotonic clock.
     """
 
