@@ -114,6 +114,7 @@ async def test_only_what_can_be_carried_may_leave():
         (Request(), PRESSURE_SCHEDULER, True, True),
         (Request(), PRESSURE_SCHEDULER, False, False),
         (Request(), SCHEDULER, True, False),
+        (Request(json_object=True), PRESSURE_SCHEDULER, True, False),
     ):
         steps = Play({A: ANSWER}, scheduler=scheduler)
         await serve(steps, request=asked, leaves=leaves)

@@ -36,7 +36,7 @@ async def test_without_a_router_the_dead_replica_that_serve_chooses_again_is_not
     counts, steps = Counts(), Play({A: cause}, [TimeoutError(), TimeoutError()], serve=A)
     steps.at_home = ANSWER
     assert await serve(steps, counts, limit=limit, local=LocalPrefills(1)) == STREAMED
-    assert counts == {(cause.value, "serve"): 1, (cause.value, "local"): 1, **counts}
+    assert (counts[(cause.value, "serve")], counts[(cause.value, "local")]) == (1, 1)
     assert len(steps.asked) == 2
 
 

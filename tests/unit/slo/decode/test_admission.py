@@ -79,6 +79,12 @@ def test_what_is_kept_for_the_top_tier_is_not_given_to_others():
     assert names([newcomer("one", PREMIUM)], room(300, held=ONE_RUNS, kept=150.0)) == ["one"]
 
 
+def test_one_that_has_lost_its_memory_waits_until_there_is_room_for_it_to_end():
+    held, waiters = (Holding(600, 300, DEFAULT_TIERS.rank(STANDARD)),), Waiters({"a": (200, 300)})
+    assert names([robbed("a")], room(held=held), waiters) == []
+    assert names([robbed("a")], room(2000, held=held), waiters) == ["a"]
+
+
 def test_in_half_of_what_is_kept_and_not_held_lower_tiers_start():
     assert names([newcomer("one")], room(300, held=ONE_RUNS, kept=100.0)) == ["one"]
     assert names([newcomer("one")], room(300, held=ONE_RUNS, kept=100.0, unused=1.0)) == []
