@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
-from real_schedulers import BLOCK, Pages
+from real_schedulers import BLOCK, Pages, build
 from vllm import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
+from prefill_node.engine.scheduler import SlackScheduler
+from prefill_node.engine_setup import EngineSetup
 from prefill_node.step_order import PreemptedOutput, StepOrder
 from slo.predict.pass_shape import PassPart
 from slo.predict.prefill_time import PrefillPredictor
@@ -27,6 +29,12 @@ from slo.request import (
 
 LINE = PrefillPredictor(per_token_s=1e-5, fixed_s=1e-4)
 BOUNDARIES = 10
+
+
+def resuming(model):
+    """A scheduler of steps that can be stopped, with memory for all."""
+    setup = EngineSetup(mode="resume", arrival_wait_s=0.0)
+    return build(SlackScheduler, model, 400, chunk=0, additional=setup.encode())
 
 
 class PrefillSteps:

@@ -3,15 +3,12 @@
 import random
 
 import pytest
-from prefill_steps import BOUNDARIES, PrefillSteps
-from real_schedulers import Clock, build
+from prefill_steps import BOUNDARIES, PrefillSteps, resuming
+from real_schedulers import Clock
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
-from benchmarks.harness.tiny_models import build_tiny_llama
 from prefill_node.board.events import Dropped, Stopped
-from prefill_node.engine.scheduler import SlackScheduler
-from prefill_node.engine_setup import EngineSetup
 from prefill_node.release import Release
 from slo.predict.prefill_time import attention_pairs
 
@@ -20,17 +17,11 @@ pytestmark = pytest.mark.slow
 CHUNK = 128
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return build_tiny_llama(tmp_path_factory.mktemp("llama"), layers=1)
-
-
 class Engine(PrefillSteps):
     """Steps of which a test reads what is said of them."""
 
     def __init__(self, model, clock):
-        setup = EngineSetup(mode="resume", arrival_wait_s=0.0)
-        super().__init__(build(SlackScheduler, model, 400, chunk=0, additional=setup.encode()), clock)
+        super().__init__(resuming(model), clock)
         self.said = []
         self.scheduler._bulletin.notice = self.said.append
         self._rng = random.Random(1)

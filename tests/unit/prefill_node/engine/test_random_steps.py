@@ -7,7 +7,6 @@ from prefill_steps import BOUNDARIES, PrefillSteps
 from real_schedulers import BLOCK, Clock, build
 from vllm.v1.request import RequestStatus
 
-from benchmarks.harness.tiny_models import build_tiny_llama
 from prefill_node.board.messages import StopOrder
 from prefill_node.engine.scheduler import SlackScheduler
 from prefill_node.engine_setup import EngineSetup
@@ -17,11 +16,6 @@ pytestmark = pytest.mark.slow
 
 CHUNK, WINDOW = 128, 64
 RUNNERS = ["first", "second"]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return build_tiny_llama(tmp_path_factory.mktemp("llama"), layers=1)
 
 
 @pytest.fixture

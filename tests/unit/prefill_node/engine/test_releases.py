@@ -4,31 +4,22 @@ import random
 from types import SimpleNamespace
 
 import pytest
-from prefill_steps import PrefillSteps
-from real_schedulers import Clock, build
+from prefill_steps import PrefillSteps, resuming
+from real_schedulers import Clock
 from vllm.v1.request import RequestStatus
 
-from benchmarks.harness.tiny_models import build_tiny_llama
 from prefill_node.board.events import Served
-from prefill_node.engine.scheduler import SlackScheduler
-from prefill_node.engine_setup import EngineSetup
 from prefill_node.release import RELEASE_PREFIX, Release
 from slo.request import BEGUN_XARG, JOB_XARG
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return build_tiny_llama(tmp_path_factory.mktemp("llama"), layers=1)
-
-
 class Engine(PrefillSteps):
     """Steps of prefills that a replica begins one after the other, some of the same job."""
 
     def __init__(self, model, clock):
-        setup = EngineSetup(mode="resume", arrival_wait_s=0.0)
-        super().__init__(build(SlackScheduler, model, 400, chunk=0, additional=setup.encode()), clock)
+        super().__init__(resuming(model), clock)
         self.begun = 0
         self._rng = random.Random(1)
 
