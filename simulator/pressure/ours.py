@@ -131,7 +131,7 @@ class Ours:
         is_top = one.rank == self._tiers.top_rank
         if is_top and room.keeps(newcomer.tokens):
             return True
-        return room.pool.fits(room.holdings, newcomer, 0.0 if is_top else room.unused * room.reserve_tokens)
+        return room.pool.fits(room.holdings, newcomer, 0.0 if is_top else room.unused_tokens)
 
     def victim(self, engine: PressedEngine) -> PressedStream:
         """What is left to vLLM: the lowest tier's last."""

@@ -71,6 +71,11 @@ class Room:
         """Whether one more may start, of the top tier or below it."""
         return self.places > (0 if is_top else self.places_kept)
 
+    @property
+    def unused_tokens(self) -> float:
+        """What tiers below the top one leave unused for it."""
+        return self.unused * self.reserve_tokens
+
     def keeps(self, tokens: int) -> bool:
         """Whether so many that one of the top tier takes are within what is kept for it."""
         return tokens <= min(self.reserve_tokens, self.pool.free_tokens)
@@ -146,7 +151,7 @@ def _needs(
     parked: Parked, waiters: Waiters, newcomer: Holding, room: Room, now_s: float, *, is_top: bool
 ) -> int | None:
     """Tokens of memory that a request takes; None if it does not fit."""
-    pool, kept_tokens = room.pool_for(newcomer.rank), 0.0 if is_top else room.unused * room.reserve_tokens
+    pool, kept_tokens = room.pool_for(newcomer.rank), 0.0 if is_top else room.unused_tokens
     if pool.fits(room.holdings, newcomer, kept_tokens):
         return newcomer.tokens
     prefix_tokens = waiters.prefix_tokens(parked)
