@@ -7,9 +7,7 @@ causes here is the body's fault and answered with 400.
 from __future__ import annotations
 
 import logging
-import re
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 from ray.llm._internal.serve.core.configs.openai_api_models import TokenizeChatRequest
@@ -20,6 +18,7 @@ from deployments.config.limits import LimitsConfig
 from deployments.http import errors as http_errors
 from deployments.http.body import asks
 from deployments.http.body.allowed import fields_of, served_fields
+from deployments.http.body.blame import read_later, refusal, unread
 from deployments.http.body.grammar_size import refuse_large_grammars
 from deployments.http.body.hints import refuse_large_hints
 from deployments.http.body.json_text import JsonShape, json_shape, read_object
@@ -33,18 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pydantic import BaseModel
-    from pydantic_core import ErrorDetails
 
-_SHOWN_LITERALS: Final = 8
 _ITEMS_AT_ONCE: Final = 32
 """Of a response's input: a wrong one is tried as sixty types, and the end tells what was wrong as each."""
 _PLAIN_MESSAGE: Final = frozenset({"role", "content"})
 _ROLES: Final = frozenset({"user", "assistant", "system", "developer"})
-_MOST_PROBLEMS: Final = 10_000
-_MISSING: Final = "missing"
-_LITERAL: Final = "literal_error"
-_BETWEEN_LITERALS: Final = re.compile(", | or ")
-_ANOTHER_TYPE: Final = re.compile(rf"_type$|_parsing$|^{_LITERAL}$")
 
 
 def read(raw: bytes, model: type[BaseModel], limits: LimitsConfig, tenant: Tenant) -> Any:
@@ -70,7 +62,7 @@ def read_values(values: dict[str, Any], model: type[BaseModel], limits: LimitsCo
         asks.materialise(body)
         asks.refuse_excess(body, limits)
     except (ValidationError, VLLMClientError) as error:  # what pydantic has left for later
-        raise _refused(error, values, _unread(body)) from None
+        raise refusal(error, values, unread(body)) from None
     asks.keep_apart(body, tenant)
     return body
 
@@ -86,7 +78,7 @@ def read_chat_to_convert(values: dict[str, Any], limits: LimitsConfig) -> Tokeni
     try:
         asks.materialise(body)
     except (ValidationError, VLLMClientError) as error:  # what pydantic has left for later
-        raise _refused(error, values, _unread(body)) from None
+        raise refusal(error, values, unread(body)) from None
     if asks.only_decode(body):
         raise FieldError("messages", "has more than text, whose tokens are not counted", "send text alone")
     return body
@@ -129,26 +121,39 @@ def as_model(values: dict[str, Any], model: type[BaseModel], limits: LimitsConfi
         refuse_media(values.get("messages"), limits.media_domains, limits.max_media)
         _refuse_large_arguments(values.get("messages"), limits)
     values = {**values, **asks.allowed_default(values, model, limits)}
-    items, read = values.get("input"), 0
-    try:
-        if isinstance(items, list) and len(items) > (first := _items_at_first(items)):
-            body: Any = model.model_validate({**values, "input": items[:first]})
-            for read in range(first, len(items), _ITEMS_AT_ONCE):
-                piece = items[read : read + _ITEMS_AT_ONCE]
-                if not all(map(_is_plain_message, piece)):
-                    part: Any = model.model_validate({"input": piece})
-                    piece = part.input
-                body.input += piece
-        else:
-            body = model.model_validate(values)
-    except (ValidationError, VLLMClientError) as error:
-        raise _refused(error, values, _read_later(error, values, model), read) from None
-    except Exception as error:  # noqa: BLE001 - whatever a body causes is the body's fault
-        logs.event("body_not_understood", level=logging.WARNING, error=repr(error)[:500])
-        raise http_errors.bad_body("the body does not have the shape that the API describes") from None
+    body = _validated(values, model)
     if fields.is_chat:
         _check_messages(body)
     return body
+
+
+def _validated(values: dict[str, Any], model: type[BaseModel]) -> Any:
+    """The body `values` as a `model`; the items of an input are tried a few at a time.
+
+    Raises:
+        HTTPError: 400, naming the field at fault.
+    """
+    items = values.get("input")
+    if not isinstance(items, list) or len(items) <= (first := _items_at_first(items)):
+        return _tried(values, model, values)
+    body = _tried({**values, "input": items[:first]}, model, values)
+    for before in range(first, len(items), _ITEMS_AT_ONCE):
+        piece = items[before : before + _ITEMS_AT_ONCE]
+        if not all(map(_is_plain_message, piece)):
+            piece = _tried({"input": piece}, model, values, before).input
+        body.input += piece
+    return body
+
+
+def _tried(part: dict[str, Any], model: type[BaseModel], values: dict[str, Any], before: int = 0) -> Any:
+    """A part of the body `values` as a `model`, of whose input so many items were read before."""
+    try:
+        return model.model_validate(part)
+    except (ValidationError, VLLMClientError) as error:
+        raise refusal(error, values, read_later(error, values, model), before) from None
+    except Exception as error:  # noqa: BLE001 - whatever a body causes is the body's fault
+        logs.event("body_not_understood", level=logging.WARNING, error=repr(error)[:500])
+        raise http_errors.bad_body("the body does not have the shape that the API describes") from None
 
 
 def _items_at_first(items: list[Any]) -> int:
@@ -219,151 +224,6 @@ def _refuse_what_is_no_object(values: Mapping[str, Any]) -> None:
                 raise FieldError(
                     f"{field}[{number}]", "is not an object", "send one, as the API describes it"
                 )
-
-
-def _refused(
-    error: ValidationError | VLLMClientError, values: Any, inside: tuple[Any, ...] = (), read: int = 0
-) -> Exception:
-    """The refusal of the body `values`.
-
-    Args:
-        error: What was found.
-        values: The body.
-        inside: The part of it that its places are in, if that is read later.
-        read: How many items of the input were read before.
-    """
-    if isinstance(error, VLLMClientError):
-        return http_errors.bad_body(error.args[0], getattr(error, "parameter", None))
-    if (count := error.error_count()) > _MOST_PROBLEMS:  # each takes its time to be told
-        return http_errors.bad_body(
-            f"the body does not have the shape that the API describes {count} times over"
-        )
-    here = values
-    for part in inside:
-        here = here[part]
-    problems = error.errors(include_url=False)
-    for problem in problems if read else ():
-        problem["loc"] = _behind(read, problem["loc"])
-    problem = _reason(problems, here).problem
-    field, message = _field(values, inside, problem), problem["msg"]
-    if problem["type"] == _LITERAL:
-        literals = (each for each in problems if each["type"] == _LITERAL)
-        message = _other_literal([each for each in literals if _field(values, inside, each) == field])
-    return http_errors.bad_body(f"{field or 'body'}: {message}", field or None)
-
-
-def _behind(read: int, place: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """A place whose number in a list is counted from where that was read on."""
-    at = next((at for at, part in enumerate(place) if isinstance(part, int)), len(place))
-    return (
-        *place[:at],
-        *(read + part for part in place[at : at + 1] if isinstance(part, int)),
-        *place[at + 1 :],
-    )
-
-
-def _other_literal(problems: list[ErrorDetails]) -> str:
-    """The message of a field that is not what it is in any type of its object."""
-    texts = (_BETWEEN_LITERALS.split(problem["ctx"]["expected"]) for problem in problems)
-    literals = list(dict.fromkeys(chain.from_iterable(texts)))
-    if len(literals) > _SHOWN_LITERALS:
-        literals[_SHOWN_LITERALS:] = [f"one of {len(literals) - _SHOWN_LITERALS} others"]
-    *first, last = literals
-    return f"Input should be {', '.join(first)} or {last}" if first else f"Input should be {last}"
-
-
-def _field(values: Any, inside: tuple[Any, ...], problem: ErrorDetails) -> str:
-    return _path(values, (*inside, *problem["loc"]), is_missing=problem["type"] == _MISSING)
-
-
-class _Reason(NamedTuple):
-    """Why a value is refused, as of one type that it may have; the largest is of the type that was meant."""
-
-    problem: ErrorDetails
-    is_of_kind: bool = True
-    """Whether the value is of that type by its own `type`, `role` or the like."""
-    minus_wrong: int = 0
-    """How many fields of the value are wrong, if it is an object; less than 0, so that fewer are more."""
-    depth: int = 0
-    """How many parts of the problem's place, in the value, were sent."""
-    numbers: tuple[int, ...] = ()
-    """The places in lists among them: what stands before was right."""
-    is_no_type: bool = True
-    """Whether the problem is more than that something has another type."""
-
-
-def _reason(problems: list[ErrorDetails], here: Any, at: int = 0) -> _Reason:
-    """Why the value `here` is refused, to which `at` parts of the problems' places lead."""
-    first = problems[0]
-    if at == len(first["loc"]):
-        return _Reason(first, is_no_type=not _ANOTHER_TYPE.search(first["type"]))
-    problems = [each for each in problems if len(each["loc"]) > at]
-    part = first["loc"][at]
-    is_of_kind = not any(len(each["loc"]) == at + 1 and _says_kind(each, here) for each in problems)
-    minus_wrong = -len({each["loc"][at] for each in problems}) if isinstance(here, dict) else 0
-    if _is_in(part, here):
-        inside = _reason([each for each in problems if each["loc"][at] == part], here[part], at + 1)
-        numbers = (part, *inside.numbers) if isinstance(part, int) else inside.numbers
-        return inside._replace(
-            is_of_kind=is_of_kind, minus_wrong=minus_wrong, depth=1 + inside.depth, numbers=numbers
-        )
-    if first["type"] == _MISSING and at + 1 == len(first["loc"]):
-        return _Reason(first, is_of_kind, minus_wrong)
-    types: dict[str | int, list[ErrorDetails]] = {}  # parts of a place that were not sent are names of types
-    for each in problems:
-        types.setdefault(each["loc"][at], []).append(each)
-    return max((_reason(of_type, here, at + 1) for of_type in types.values()), key=lambda reason: reason[1:])
-
-
-def _says_kind(problem: ErrorDetails, here: Any) -> bool:
-    """Whether a field of the object `here` is wrong that says what it is; only its id may, of a reference."""
-    name = problem["loc"][-1]
-    if problem["type"] == _MISSING:
-        return name == "type" or (name == "id" and "type" not in here)
-    return problem["type"] == _LITERAL
-
-
-def _is_in(part: str | int, here: Any) -> bool:
-    if isinstance(here, dict):
-        return part in here
-    return isinstance(here, list) and isinstance(part, int) and 0 <= part < len(here)
-
-
-def _path(values: Any, place: tuple[Any, ...], *, is_missing: bool) -> str:
-    """The field at a place in a body as pydantic has it, which names types of its own on the way."""
-    path, here = "", values
-    for at, part in enumerate(place, start=1):
-        if _is_in(part, here):
-            here = here[part]
-        elif not (is_missing and at == len(place)):
-            continue
-        path += f"[{part}]" if isinstance(part, int) else f"{path and '.'}{part[:100]}"
-    return path
-
-
-def _unread(body: Any) -> tuple[Any, ...]:
-    """The place of the first list in a chat's messages that could not be read; none in any other body."""
-    for number, message in enumerate(getattr(body, "messages", ())):
-        for field in ("content", "tool_calls"):
-            value = message.get(field)
-            if value is not None and not isinstance(value, str | list):
-                return "messages", number, field
-    return ()
-
-
-def _read_later(error: Exception, values: Any, model: type[BaseModel]) -> tuple[Any, ...]:
-    """The place of the tool calls that an error is in, if it is in some: vLLM reads them last, and apart."""
-    if not isinstance(error, ValidationError) or error.error_count() > _MOST_PROBLEMS:
-        return ()
-    place = error.errors(include_url=False)[0]["loc"]
-    if not place or not isinstance(place[0], int):
-        return ()
-    for number, message in enumerate(values["messages"]):
-        try:
-            model.model_validate({"messages": [message]})
-        except ValidationError:
-            return "messages", number, "tool_calls"
-    return ()
 
 
 def _check_messages(body: Any) -> None:
