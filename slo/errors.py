@@ -14,6 +14,8 @@ from slo.tiers import ObjectiveName
 
 TOO_MANY_GRAMMARS: Final = "grammars"
 """Type of the error for a request whose tenant has too many grammars that wait to be checked."""
+NO_REPLICA_RETRY_S: Final = 10
+"""When to come again where no replica is running, if nobody knows better."""
 _LONGEST_NAME: Final = 200
 
 

@@ -1,4 +1,6 @@
-"""Placing a prefill again after its replica has failed: the messages, and how often and for whom it is done.
+"""Going on after a replica has failed: how it failed, and what became of the request.
+
+Of a prefill also the messages, and how often and for whom it is placed again.
 
 The router chooses the new place; the decode replica asks for it and sends the prefill there.
 """
@@ -61,6 +63,22 @@ class ReplacementOutcome(enum.StrEnum):
     """There is no other prefill replica: decode computes the prompt itself."""
     NO_REPLICA = "no_replica"
     """Not placed again: there is no other prefill replica."""
+
+
+class ContinuationOutcome(enum.StrEnum):
+    """How an answer went on after its decode replica had failed.
+
+    The values label metrics, and so does what binds an answer to its replica, where it does not go on.
+    """
+
+    CONTINUED = "continued"
+    """Elsewhere, after what its client has."""
+    RESTARTED = "restarted"
+    """Elsewhere, as its client had nothing of it."""
+    LIMIT = "limit"
+    """Not: it has been, as often as is allowed."""
+    NO_REPLICA = "no_replica"
+    """Not: there is no other decode replica."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from decode_node.answers import ENDED_BY_GRAMMAR, EngineError
-from slo.errors import EvictionReason, RejectionReason
+from slo.errors import NO_REPLICA_RETRY_S, EvictionReason, RejectionReason
 from slo.replacement import ReplacementOutcome
 
 _NOT_REPLACED: Final[Mapping[ReplacementOutcome, EngineError]] = {
@@ -23,7 +23,7 @@ _NOT_REPLACED: Final[Mapping[ReplacementOutcome, EngineError]] = {
         "the replica that computed the prompt failed, and no other is running; try again later",
         "prefill_failed",
         503,
-        param="10",
+        param=str(NO_REPLICA_RETRY_S),
     ),
 }
 _NOT_BEGUN: Final = EngineError(

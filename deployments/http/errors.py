@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.responses import JSONResponse
 
 from slo.errors import (
+    NO_REPLICA_RETRY_S,
     TOO_MANY_GRAMMARS,
     AuthenticationError,
     EvictionReason,
@@ -23,6 +24,7 @@ from slo.errors import (
 from slo.objectives import Objective
 from slo.outcomes import Outcome, outcome_of
 from slo.protocol import OTHER_PROTOCOL
+from slo.replacement import ContinuationOutcome
 
 if TYPE_CHECKING:
     from decode_node.answers import EngineError
@@ -250,7 +252,7 @@ _RETRY_AFTER_S: Final = {
     "prefill_failed": 1,
     EvictionReason.DEADLINE_PASSED.value: 1,
     EvictionReason.DROPPED.value: 10,
-    "no_replica": 10,
+    RejectionReason.NO_REPLICA.value: NO_REPLICA_RETRY_S,
     OTHER_PROTOCOL: 1,
     TOO_MANY_GRAMMARS: 1,
 }
@@ -308,16 +310,16 @@ def decode_failed(why: str) -> HTTPError:
     message = (
         f"the replica that generated the answer failed, and no other can go on with it ({why}); try again"
     )
-    wait_s = "1"
-    if why == RejectionReason.NO_REPLICA:
+    retry_s = 1
+    if why == ContinuationOutcome.NO_REPLICA:
         message = (
             "the replica that generated the answer failed, and no other that can go on with it is running; "
             "try again later"
         )
-        wait_s = "10"
-    elif why == "limit":
+        retry_s = NO_REPLICA_RETRY_S
+    elif why == ContinuationOutcome.LIMIT:
         message = "one replica after the other failed while it generated the answer; try again"
-    headers = {"retry-after": wait_s}
+    headers = {"retry-after": str(retry_s)}
     return HTTPError(503, message, kind="service_unavailable", code="decode_failed", headers=headers)
 
 

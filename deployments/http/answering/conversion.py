@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from decode_node.answers import NOT_TAKEN, error_in
 from decode_node.tier_calls import REPLICA_ERRORS
 from deployments.http import errors as http_errors
-from slo.errors import Rejected, RejectionReason
+from slo.errors import NO_REPLICA_RETRY_S, Rejected, RejectionReason
 from telemetry import logs
 from telemetry.reporting.answering import answer_within
 
@@ -77,7 +77,7 @@ class Conversions:
             except REPLICA_ERRORS:  # nothing has been done that may not be done again
                 answer = await self._first(send(), field, state.request_id)
         except REPLICA_ERRORS:
-            raise http_errors.rejected(Rejected(RejectionReason.NO_REPLICA, 10.0), {}) from None
+            raise http_errors.rejected(Rejected(RejectionReason.NO_REPLICA, NO_REPLICA_RETRY_S), {}) from None
         finally:
             self._ongoing -= Counter([tenant])
         if (refused := error_in(answer)) is not None:
@@ -91,7 +91,7 @@ class Conversions:
         except (asyncio.CancelledError, TaskCancelledError, *REPLICA_ERRORS):
             raise
         except TimeoutError:
-            raise http_errors.rejected(Rejected(RejectionReason.NO_REPLICA, 10.0), {}) from None
+            raise http_errors.rejected(Rejected(RejectionReason.NO_REPLICA, NO_REPLICA_RETRY_S), {}) from None
         except Exception as error:
             cause = getattr(error, "cause", error)
             if isinstance(cause, NOT_TAKEN):

@@ -25,7 +25,7 @@ from deployments.http.errors import HTTPError
 from deployments.http.placing.asked import Asked, at_place
 from slo.errors import Rejected
 from slo.model_digest import OTHER_MODEL
-from slo.replacement import FailureCause
+from slo.replacement import ContinuationOutcome, FailureCause
 from slo.request import ATTEMPTS_PER_PLACE, ENGINE_DIED, RequestContext
 from telemetry import logs
 from telemetry.catalogue import CONTINUATIONS
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentResponseGenerator
 
     from deployments.http.placing.placement_client import PlacementClient
+    from router.messages import Placed, PlacementRequested
 
 
 _CAUSES: Final = {
@@ -43,6 +44,7 @@ _CAUSES: Final = {
     REQUEST_FAILED: FailureCause.REQUEST_FAILED,
 }
 """Errors of a decode replica that another one may not have, by their type."""
+_GOES_ON: Final = frozenset({ContinuationOutcome.CONTINUED, ContinuationOutcome.RESTARTED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +135,7 @@ class DecodeTier:
             answered_tokens=delivered.tokens,
             digest=delivered.digest,
         )
-        decision = None
-        refusal = delivered.bound if delivered.has_begun else None
-        if replacements >= self.max_replacements:
-            refusal = refusal or "limit"
-        if refusal is None:
-            decision = await self.placement.place(again)
-            refusal = "no_replica" if isinstance(decision, Rejected) else None
-        elif again.lost_replica is not None:
-            self.placement.lost(again.lost_replica)
-        outcome = refusal or ("continued" if delivered.has_begun else "restarted")
+        decision, outcome = await self._place(again, delivered, replacements)
         self.instruments.count(CONTINUATIONS, cause=failure.cause.value, outcome=outcome)
         logs.event(
             "decode_failed",
@@ -153,12 +146,11 @@ class DecodeTier:
             cause=str(failure),
             error=None if failure.__cause__ is None else repr(failure.__cause__)[:2000],
             outcome=outcome,
-            decode_replica=getattr(decision, "decode_replica", None),
+            decode_replica=None if decision is None else decision.decode_replica,
         )
-        if refusal is not None:
+        if outcome not in _GOES_ON:
             is_begun = delivered.has_come or context.attempt > 0
-            raise _refused(refusal, failure, context, is_begun=is_begun)
-        assert not isinstance(decision, Rejected)
+            raise _refused(outcome, failure, context, is_begun=is_begun)
         again_at = replace(
             context,
             ttft_budget_s=again.objective.known_ttft_budget_s,
@@ -169,6 +161,23 @@ class DecodeTier:
             digest=delivered.digest,
         )
         return at_place(again_at, decision).after(elapsed_s)
+
+    async def _place(
+        self, again: PlacementRequested, delivered: Delivered, replacements: int
+    ) -> tuple[Placed | None, str]:
+        """Where it goes on, None for a replica of Serve's choice, and how; or what keeps it from that."""
+        refusal = delivered.bound if delivered.has_begun else None
+        if refusal is None and replacements >= self.max_replacements:
+            refusal = ContinuationOutcome.LIMIT
+        if refusal is not None:
+            if again.lost_replica is not None:
+                self.placement.lost(again.lost_replica)
+            return None, refusal
+        decision = await self.placement.place(again)
+        if isinstance(decision, Rejected):
+            return None, ContinuationOutcome.NO_REPLICA
+        has_begun = delivered.has_begun
+        return decision, ContinuationOutcome.CONTINUED if has_begun else ContinuationOutcome.RESTARTED
 
 
 def _sound(answer: Any) -> Any:
