@@ -353,8 +353,8 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
 
     def _pass_s(self) -> float:
         """Predicted seconds of a pass: four times the pace, unless a prompt may be among what it computes."""
-        is_left = self._tap.steps < self._local.left_after + _STEPS_LEFT
-        if self._local.computing or is_left or self._tap.recomputes:
+        is_unheard = self._tap.steps < self._local.given_up_after + _STEPS_LEFT
+        if self._local.computing or is_unheard or self._tap.recomputes:
             return _PROMPT_PASS_S
         return _PACES * (self._tap.tpot_s or 0.0)
 

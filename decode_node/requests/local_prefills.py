@@ -47,14 +47,14 @@ class Claim:
 
     Attributes:
         party: Whose they are.
-        left: So many have not been computed yet.
+        remaining: So many have not been computed yet.
         unasked: For so many nobody waits or has waited.
         wait_s: Longest wait while none of them has had its turn; infinite for any.
         has_begun: Whether one of them has.
     """
 
     party: Party
-    left: int
+    remaining: int
     unasked: int
     wait_s: float = math.inf
     has_begun: bool = False
@@ -68,23 +68,23 @@ class Turn:
     _claim: Claim
     _place: _Place
     _began_s: float
-    _is_left: bool = False
+    _has_ended: bool = False
 
     def computed(self) -> None:
         """It has been computed; later calls do nothing."""
-        if not self._is_left:
+        if not self._has_ended:
             self._local.took(self._began_s)
             self._end()
 
     def leave(self) -> None:
         """It has been computed, or is not wanted any more; later calls do nothing."""
-        if not self._is_left:
-            self._local.left_behind()
+        if not self._has_ended:
+            self._local.given_up()
             self._end()
 
     def _end(self) -> None:
-        self._is_left = True
-        self._local.left(self._claim, self._place)
+        self._has_ended = True
+        self._local.turn_ended(self._claim, self._place)
 
 
 class _Place(NamedTuple):
@@ -115,8 +115,8 @@ class LocalPrefills:
 
     Attributes:
         computing: How many are computed now, whoever asked for them.
-        left_after: How many steps had ended when somebody last wanted one no more that had not been computed.
-            The engine hears of that only between two passes.
+        given_up_after: How many steps had ended when one was last given up that had not been computed. The
+            engine hears of that only between two passes.
         outstanding: How many wait their turn or have it, by whose they are.
     """
 
@@ -130,7 +130,7 @@ class LocalPrefills:
         by_tier: bool = False,
     ) -> None:
         self.computing = 0
-        self.left_after = -math.inf
+        self.given_up_after = -math.inf
         self.outstanding = Counter[Party]()
         self._most = most
         self._weights = dict[str, float]()
@@ -169,7 +169,7 @@ class LocalPrefills:
         try:
             yield claim
         finally:
-            self._settle(claim, claim.left)
+            self._settle(claim, claim.remaining)
 
     def check(self, party: Party, weight: float = 1.0) -> None:
         """Whether there may be one more; see `claimed`.
@@ -232,26 +232,26 @@ class LocalPrefills:
             yield computed
         finally:
             if is_computing:
-                self.left_behind()
+                self.given_up()
             computed()
 
     def took(self, began_s: float) -> None:
         """A prompt has been computed since `began_s`."""
         self._takes_s += (self._clock() - began_s - self._takes_s) / _MEAN_OVER
 
-    def left_behind(self) -> None:
+    def given_up(self) -> None:
         """Nobody wants a prompt any more that has not been computed."""
-        self.left_after = self._steps()
+        self.given_up_after = self._steps()
 
-    def left(self, claim: Claim, place: _Place) -> None:
+    def turn_ended(self, claim: Claim, place: _Place) -> None:
         """A request has no turn any more that it had."""
         self.computing -= 1
         self._settle(claim, 1)
         place.among.leave(claim.party, place.told)
 
     def _settle(self, claim: Claim, prompts: int) -> None:
-        prompts = min(prompts, claim.left)
-        claim.left -= prompts
+        prompts = min(prompts, claim.remaining)
+        claim.remaining -= prompts
         self.outstanding[claim.party] -= prompts
         if self.outstanding[claim.party] <= 0:
             del self.outstanding[claim.party]

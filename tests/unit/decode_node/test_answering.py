@@ -78,7 +78,7 @@ class Replica:
         yield "answer"
 
     async def run_here(self, call, context, here, bound):
-        self.order.append(("here", here.claim.left))
+        self.order.append(("here", here.claim.remaining))
         self.ran.append(context)
         yield bound
 

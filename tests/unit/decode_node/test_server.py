@@ -257,7 +257,7 @@ async def test_a_prompt_that_has_been_computed_leaves_nothing_behind():
     local = LocalPrefills(1)
     async with local.counted() as computed:
         computed()
-    assert local.left_after < 0
+    assert local.given_up_after < 0
 
 
 @pytest.mark.parametrize("tokens", [64, 65, 300_000])

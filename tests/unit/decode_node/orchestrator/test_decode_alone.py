@@ -125,7 +125,7 @@ async def test_the_steps_of_a_beam_search_are_known_without_a_name():
     assert heard == [(1, 0), (1, 0)], "the search counts as computing to its end"
     assert amount.tokens >= 3
     assert (local.computing, local.outstanding) == (0, {})
-    assert local.left_after < 0, "all of it has been computed"
+    assert local.given_up_after < 0, "all of it has been computed"
     assert (
         len(await collected(steps._engine_client.generate({}, SamplingParams(extra_args={}), "other"))) == 3
     )
