@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from slo.autoscaling.need import FleetDemand, Need, decode_need, prefill_need
 from slo.autoscaling.scaler import Scaled, Scaler, ScalingRules
 from telemetry import logs
-from telemetry.reporting.monitor_client import find_monitor
+from telemetry.reporting.monitor_names import find_monitor
 from telemetry.reporting.search import Search
 
 _ASK_S: Final = 1.0

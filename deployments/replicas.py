@@ -36,7 +36,7 @@ from router.serve.replica_pinning import PinnedDecode, PinnedPrefill
 from slo.model_digest import ModelDigest
 from slo.predict.measured_on import UNKNOWN
 from slo.replacement import ReplacementRules
-from telemetry.reporting.monitor_client import running_code
+from telemetry.reporting.monitor_names import running_code
 
 NO_LIMIT: Final = 100_000
 """Of calls that Serve lets a replica have at once."""

@@ -17,7 +17,7 @@ from ray.serve.schema import ApplicationStatus
 
 from deployments.local.launcher import APP_NAME
 from deployments.names import DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
-from telemetry.reporting.monitor_client import monitors_of
+from telemetry.reporting.monitor_names import monitors_of
 from telemetry.reporting.of_model import OfModel, in_names
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from slo.autoscaling.need import FleetDemand
 from slo.monitor.core import FORGET_AFTER_S, MonitorCore, MonitorState
 from slo.monitor.messages import MonitorAnswer, MonitorReport
 from slo.monitor.settings import MonitorSettings
-from telemetry.reporting.monitor_client import NAMESPACE, monitor_name, monitors_of
+from telemetry.reporting.monitor_names import NAMESPACE, monitor_name, monitors_of
 from telemetry.reporting.of_model import named
 
 LOOK_S: Final = 1.0

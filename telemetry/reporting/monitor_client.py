@@ -8,21 +8,14 @@ monitor.
 from __future__ import annotations
 
 import asyncio
-import functools
-import hashlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
-import ray
-from ray import serve
-
-import slo
 from slo.monitor.directives import PreemptDirective
 from slo.monitor.messages import MonitorAnswer, MonitorReport, Role, Seen
 from slo.monitor.policy import UNSTEERED, ClusterPolicy, newer_of
@@ -31,9 +24,9 @@ from slo.predict.prediction_error import UNCORRECTED, is_correction
 from telemetry import logs
 from telemetry.catalogue import MONITOR_LOST, POLICY_APPLIED, Metric
 from telemetry.instruments import Instruments
+from telemetry.reporting.monitor_names import find_own_monitor
 from telemetry.reporting.search import Search
 
-NAMESPACE: Final = "slackserve"
 METRICS: Final = (MONITOR_LOST, POLICY_APPLIED)
 INTERVAL_S: Final = 0.5
 QUIET_INTERVALS: Final = 4
@@ -43,65 +36,6 @@ MOST_EVENTS: Final = 8192
 EXPIRES_AFTER_S: Final = 60.0
 """A policy does not outlive its monitor for longer: nobody could take back what it sheds."""
 _TIMEOUT_S: Final = 5.0
-_SOURCES: Final = ("slo", "deployments/monitor")
-"""What a monitor runs, from the root of the code."""
-
-
-def monitor_prefix(application: str) -> str:
-    """How the names of a Serve application's monitors begin."""
-    return f"slo-monitor-{application}-"
-
-
-def monitor_name(application: str, code: str | None = None) -> str:
-    """The actor's name: that of the Serve application and of the code that runs here.
-
-    Two applications of one cluster have a monitor each, and those that run new code do not report to the
-    monitor of the old, which ends when nobody reports to it any more.
-
-    Args:
-        application: The name of the Serve application.
-        code: What that runs, as its own processes' `running_code` says; by default the code of this process.
-    """
-    return monitor_prefix(application) + (code or running_code())
-
-
-def find_monitor(application: str, code: str | None = None) -> Any:
-    """The handle of an application's monitor, by what `monitor_name` takes.
-
-    Raises:
-        ValueError: when there is none that runs that code.
-    """
-    return ray.get_actor(monitor_name(application, code), namespace=NAMESPACE)
-
-
-def monitors_of(application: str) -> Iterator[Any]:
-    """The handles of an application's monitors, whatever code they run."""
-    prefix = monitor_prefix(application)
-    for each in ray.util.list_named_actors(all_namespaces=True):
-        code = each["name"].removeprefix(prefix)
-        if each["namespace"] == NAMESPACE and code != each["name"] and "-" not in code:
-            with suppress(ValueError):  # it has just ended
-                yield ray.get_actor(each["name"], namespace=NAMESPACE)
-
-
-def find_own_monitor() -> Any:
-    """The handle of the monitor of the Serve application that this process belongs to.
-
-    Raises:
-        ValueError: when there is none.
-    """
-    return find_monitor(serve.get_replica_context().app_name)
-
-
-@functools.cache
-def running_code() -> str:
-    """A hash of the code of this process, as far as a monitor runs it."""
-    root = Path(slo.__file__).parents[1]
-    digest = hashlib.sha256()
-    for source in _SOURCES:
-        for path in sorted((root / source).rglob("*.py")):
-            digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ from slo.predict.prediction_error import PassMeasured
 from slo.request import ReplicaId
 from slo.tiers import BACKGROUND, PREMIUM
 from telemetry.catalogue import MONITOR_LOST
-from telemetry.reporting.monitor_client import MonitorClient, Participant, find_monitor, monitor_prefix
+from telemetry.reporting.monitor_client import MonitorClient, Participant
+from telemetry.reporting.monitor_names import find_monitor, monitor_prefix
 
 APPLICATION = "tests"
 SLOW = ReplicaId("slow")

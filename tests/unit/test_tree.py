@@ -2,7 +2,7 @@
 
 import ast
 import subprocess
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +28,21 @@ def test_no_public_class_name_occurs_twice():
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     homes.setdefault(node.name, []).append(str(path))
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
+def test_a_test_of_one_module_lies_where_that_lies():
+    """Folders of tests that no folder of code has are of one module, or of a matter."""
+    folders, homes = {path.parent for path in modules()}, defaultdict(set)
+    for path in modules():
+        homes[path.parts[0], path.stem].add(path.parent)
+    misplaced = {}
+    for path in modules():
+        if path.parts[:2] == ("tests", "unit") and path.name.startswith("test_"):
+            folder = path.parent.relative_to("tests/unit")
+            of_module = homes.get((path.parts[2], path.stem.removeprefix("test_")), set())
+            if folder in folders and len(of_module) == 1 and folder not in of_module:
+                misplaced[str(path)] = str(*of_module)
+    assert misplaced == {}
 
 
 def test_every_decision_is_in_the_index():

@@ -7,7 +7,7 @@ import pytest
 import ray
 from waiting import assert_soon
 
-from telemetry.reporting.monitor_client import find_monitor
+from telemetry.reporting.monitor_names import find_monitor
 
 pytestmark = pytest.mark.e2e
 

@@ -12,7 +12,7 @@ from ray.serve.schema import ApplicationStatus
 from deployments.local import running
 from deployments.local.running import NotRunningError
 from deployments.names import DECODE_PREFIX, PREFILL_PREFIX, ROUTER_NAME
-from telemetry.reporting import monitor_client
+from telemetry.reporting import monitor_names
 
 
 class Handle(NamedTuple):
@@ -30,16 +30,16 @@ def of_models(*models):
 
 def test_the_monitor_is_found_also_after_the_files_of_the_command_have_changed(monkeypatch):
     serving = "slo-monitor-app-of0older0code"
-    listed = [{"name": serving, "namespace": monitor_client.NAMESPACE}]
+    listed = [{"name": serving, "namespace": monitor_names.NAMESPACE}]
 
     def get_actor(name, namespace):
-        if (name, namespace) != (serving, monitor_client.NAMESPACE):
+        if (name, namespace) != (serving, monitor_names.NAMESPACE):
             raise ValueError(name)
         return name
 
     context = SimpleNamespace(gcs_address="127.0.0.1:6379")
     monkeypatch.setattr(
-        monitor_client,
+        monitor_names,
         "ray",
         SimpleNamespace(
             get_actor=get_actor, util=SimpleNamespace(list_named_actors=lambda all_namespaces: listed)

@@ -17,7 +17,7 @@ from slo.preemption.types import PreemptionPolicy
 from slo.queue.order import QueueOrder
 from slo.tiers import PREMIUM, STANDARD
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 MIX = load.mix(800, 20_000)
 
 

@@ -36,7 +36,7 @@ from simulator.study.presets import PRESETS, with_operator_times
 from slo.files.profile import read_profile
 from slo.predict.prefill_time import Sample
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module", autouse=True)
