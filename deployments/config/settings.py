@@ -1,16 +1,15 @@
 """The configuration of a deployment: parsed once, strict, and refused before anything starts.
 
-Owns the whole and how it is read, and the settings of the router; other sections have modules of their own
-beside this one. An unknown key is refused with the nearest valid one;
-values that cannot work together are refused with the reason. `slackserve serve`, `serve run`,
-`serve deploy` and a RayService all go through `SlackServeConfig`.
+Owns the whole and how it is read; sections have modules of their own beside this one. An unknown key is
+refused with the nearest valid one; values that cannot work together are refused with the reason.
+`slackserve serve`, `serve run`, `serve deploy` and a RayService all go through `SlackServeConfig`.
 """
 
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from deployments.config import ConfigError
 from deployments.config.admission import AdmissionConfig, FairnessConfig
@@ -23,71 +22,12 @@ from deployments.config.monitor import MonitorConfig
 from deployments.config.preemption import PreemptionConfig
 from deployments.config.pressure import PressureConfig
 from deployments.config.replicas import LAST_PORT, AutoscalingConfig, KVTransferConfig, PoolConfig, Port
+from deployments.config.router import RouterSection
 from deployments.config.tiers import TiersConfig
 from deployments.config.tls import TLSConfig
 from deployments.config.tracing import TracingConfig
-from router.fleet.view import SILENT_AFTER_S, RouterLimits
-from router.placement.registry import PlacementName
-from slo.files.strict_yaml import Address, Positive, Section, TierName, explain, nearest, read_mapping
+from slo.files.strict_yaml import Address, Section, TierName, explain, nearest, read_mapping
 from slo.objectives import MAX_OBJECTIVE_MS
-from telemetry.reporting.reporter import HEARTBEAT_S
-
-
-class RouterSection(Section):
-    """How requests are placed."""
-
-    placement: PlacementName = "least_harm"
-    timeout_ms: Positive | None = Field(
-        None,
-        description="Whoever waits longer for the router's word places the request without it; by default "
-        "50, and 500 on cpu, where the router shares its cores with engines.",
-    )
-    stale_after_s: Positive = Field(10.0, description="A replica that is silent for longer is not used.")
-    silent_after_s: Positive = Field(
-        SILENT_AFTER_S,
-        description="One that is silent for longer is used only if all are; they report every 0.5 s.",
-    )
-    max_replacements: Annotated[int, Field(ge=0, le=10)] = Field(
-        2, description="How often a request whose prefill replica is lost is placed again."
-    )
-    stretch: Annotated[float, Field(ge=1)] = Field(
-        2.0,
-        description=(
-            "A tier's own objective is not held against a request below this multiple of what the request "
-            "takes on an idle replica; objectives that the client names are held as they are."
-        ),
-    )
-
-    @field_validator("stale_after_s", "silent_after_s")
-    @classmethod
-    def _longer_than_between_reports(cls, value: float) -> float:
-        if value < (least_s := 2 * HEARTBEAT_S):
-            msg = (
-                f"replicas report every {HEARTBEAT_S:g} s and would not be used between two reports; "
-                f"give at least {least_s:g}, or leave it out"
-            )
-            raise ValueError(msg)
-        return value
-
-    @model_validator(mode="after")
-    def _silent_before_stale(self) -> Self:
-        if "silent_after_s" in self.model_fields_set and self.silent_after_s > self.stale_after_s:
-            msg = (
-                f"silent_after_s ({self.silent_after_s:g}) is more than stale_after_s "
-                f"({self.stale_after_s:g}), after which a replica is not used; lower it, or leave it out"
-            )
-            raise ValueError(msg)
-        return self
-
-    def limits(self, degraded: DegradedConfig) -> RouterLimits:
-        """The same in the router's vocabulary."""
-        return RouterLimits(
-            stale_after_s=self.stale_after_s,
-            silent_after_s=self.silent_after_s,
-            stretch=self.stretch,
-            local_prefill=degraded.local_prefill,
-            max_local_prefills=degraded.max_prompts,
-        )
 
 
 class GrpcConfig(Section):
@@ -222,33 +162,91 @@ class SlackServeConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
-        if self.accelerator == "cpu":
-            self._no_gpu_settings()
+    def _no_gpu_settings_on_cpus(self) -> Self:
+        settings = {"accelerator_type": self.accelerator_type is not None}
+        for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
+            settings |= {
+                f"{name}.accelerator_type": pool.accelerator_type is not None,
+                f"{name}.gpus_per_worker": pool.gpus_per_worker != 1,
+                f"{name}.across_nodes": pool.across_nodes,
+            }
+        for key, is_set in settings.items():
+            if is_set and self.accelerator == "cpu":
+                msg = f"{key} goes with accelerator: cuda"
+                raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _autoscaling_knows_the_load(self) -> Self:
         for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
             if pool.max_replicas is not None and not self.monitor.enabled:
                 msg = f"{name}.max_replicas needs monitor.enabled: the monitor knows the load"
                 raise ValueError(msg)
-        self._transfer_can_work()
-        if (named := self.warmup_tokens) is not None:  # a replica cuts the default's to its model
-            if len(set(named)) < 2:  # noqa: PLR2004 - a line needs two points
-                msg = "warmup_tokens needs at least two different lengths"
-                raise ValueError(msg)
-            if self.max_model_len is not None and max(named) >= self.max_model_len:
-                msg = f"warmup_tokens must stay below max_model_len ({self.max_model_len})"
-                raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _transfer_can_work(self) -> Self:
+        if self.kv_transfer.buffer_device == "cuda" and self.accelerator == "cpu":
+            msg = "kv_transfer.buffer_device: cuda needs accelerator: cuda"
+            raise ValueError(msg)
+        if self.kv_transfer.local_below and not self.degraded.local_prefill:
+            msg = (
+                "kv_transfer.local_below needs degraded.local_prefill, by whose means decode computes prompts"
+            )
+            raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _warm_up_teaches_a_line(self) -> Self:
+        if (named := self.warmup_tokens) is None:  # a replica cuts the default's to its model
+            return self
+        if len(set(named)) < 2:  # noqa: PLR2004 - a line needs two points
+            msg = "warmup_tokens needs at least two different lengths"
+            raise ValueError(msg)
+        if self.max_model_len is not None and max(named) >= self.max_model_len:
+            msg = f"warmup_tokens must stay below max_model_len ({self.max_model_len})"
+            raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _sections_agree(self) -> Self:
+        tiers = self.tiers.tier_set()
         for problem in (
             in_the_open(self.api_keys),
-            unknown_tier(self.api_keys, self.tiers.tier_set()),
+            unknown_tier(self.api_keys, tiers),
             self.prefill.apart_from(self.decode),
         ):
             if problem is not None:
                 raise ValueError(problem)
-        tiers = self.tiers.tier_set()
         if self.anonymous_tier is not None and self.anonymous_tier not in tiers.names:
             hint = nearest(self.anonymous_tier, tiers.names)
             raise ValueError(f"anonymous_tier: there is no tier {self.anonymous_tier!r}; {hint}")
-        self._side_channels_apart()
+        return self
+
+    @model_validator(mode="after")
+    def _side_channels_apart(self) -> Self:
+        sides = sorted(
+            (port, pool.most * pool.tensor_parallel_size)
+            for each in self.of_each_model()
+            for port, pool in (
+                (each.kv_transfer.prefill_port, each.prefill),
+                (each.kv_transfer.decode_port, each.decode),
+            )
+        )
+        last, most = sides[-1]
+        if last + most - 1 > LAST_PORT:
+            msg = (
+                f"kv_transfer: ports from {last} on need {most} in a row, one per worker; "
+                f"they run beyond {LAST_PORT}"
+            )
+            raise ValueError(msg)
+        for (first, needed), (following, _) in pairwise(sides):
+            if following - first < needed:
+                msg = (
+                    f"kv_transfer: ports from {first} on need {needed} in a row, one per worker; "
+                    f"they run into {following}"
+                )
+                raise ValueError(msg)
         return self
 
     @model_validator(mode="after")
@@ -274,53 +272,6 @@ class SlackServeConfig(Section):
             )
             raise ValueError(msg)
         return self
-
-    def _transfer_can_work(self) -> None:
-        if self.kv_transfer.buffer_device == "cuda" and self.accelerator == "cpu":
-            msg = "kv_transfer.buffer_device: cuda needs accelerator: cuda"
-            raise ValueError(msg)
-        if self.kv_transfer.local_below and not self.degraded.local_prefill:
-            msg = (
-                "kv_transfer.local_below needs degraded.local_prefill, by whose means decode computes prompts"
-            )
-            raise ValueError(msg)
-
-    def _no_gpu_settings(self) -> None:
-        settings = {"accelerator_type": self.accelerator_type is not None}
-        for name, pool in (("prefill", self.prefill), ("decode", self.decode)):
-            settings |= {
-                f"{name}.accelerator_type": pool.accelerator_type is not None,
-                f"{name}.gpus_per_worker": pool.gpus_per_worker != 1,
-                f"{name}.across_nodes": pool.across_nodes,
-            }
-        for key, is_set in settings.items():
-            if is_set:
-                msg = f"{key} goes with accelerator: cuda"
-                raise ValueError(msg)
-
-    def _side_channels_apart(self) -> None:
-        sides = sorted(
-            (port, pool.most * pool.tensor_parallel_size)
-            for each in self.of_each_model()
-            for port, pool in (
-                (each.kv_transfer.prefill_port, each.prefill),
-                (each.kv_transfer.decode_port, each.decode),
-            )
-        )
-        last, most = sides[-1]
-        if last + most - 1 > LAST_PORT:
-            msg = (
-                f"kv_transfer: ports from {last} on need {most} in a row, one per worker; "
-                f"they run beyond {LAST_PORT}"
-            )
-            raise ValueError(msg)
-        for (first, needed), (following, _) in pairwise(sides):
-            if following - first < needed:
-                msg = (
-                    f"kv_transfer: ports from {first} on need {needed} in a row, one per worker; "
-                    f"they run into {following}"
-                )
-                raise ValueError(msg)
 
     def of_each_model(self) -> tuple["SlackServeConfig", ...]:
         """The configuration of each model's replicas: this one's, and one for each of `models`.

@@ -10,17 +10,15 @@ import pytest
 from deployments.config.admission import AdmissionConfig, FairnessConfig, TenantLimitsConfig
 from deployments.config.degraded import DegradedConfig
 from deployments.config.keys import KeyConfig
+from deployments.config.limits import LimitsConfig
 from deployments.config.lora import LoraConfig
 from deployments.config.models import ModelSection
 from deployments.config.monitor import MonitorConfig
 from deployments.config.preemption import PreemptionConfig
 from deployments.config.pressure import PressureConfig
 from deployments.config.replicas import AutoscalingConfig, KVTransferConfig, PoolConfig
-from deployments.config.settings import (
-    LimitsConfig,
-    RouterSection,
-    SlackServeConfig,
-)
+from deployments.config.router import RouterSection
+from deployments.config.settings import SlackServeConfig
 from deployments.config.tiers import TierConfig
 
 PAGE = (Path(__file__).parents[4] / "docs" / "configuration.md").read_text()

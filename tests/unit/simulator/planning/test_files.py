@@ -9,7 +9,7 @@ import pytest
 
 from deployments.calibrate.profile import Calibration, save_profile, sweep, with_handoffs
 from deployments.config.degraded import DegradedConfig
-from deployments.config.settings import RouterSection
+from deployments.config.router import RouterSection
 from simulator.arms.arms import ARMS
 from simulator.cost.accelerators import A100, kv_tokens
 from simulator.cost.operators import LLAMA_3_8B, LLAMA_3_70B
