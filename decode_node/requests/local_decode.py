@@ -79,14 +79,11 @@ class LocalDecode:
             PrefillFailedError: The KV cache has not come.
             LeftError: The request has left the engine.
         """
-        params = params.clone()
-        params.extra_args = {**(params.extra_args or {}), KV_PARAMS: prefilled.kv_transfer_params}
-        if run.may_leave:
-            params.extra_args[MAY_LEAVE_XARG] = True
-        generated = Generated(run.carried, params)
-        carried = run.carried
+        params, carried = _params_after(prefilled, run, params), run.carried
+        generated = Generated(carried, params)
         needs_pull = prefilled.kv_transfer_params is not None
         is_stream = params.output_kind is not RequestOutputKind.FINAL_ONLY
+        repeats_carried = is_stream and carried is not None and not carried.is_sent
         is_left = run.context.local_prefill == LocalReason.LEFT
         if needs_pull or is_left:
             _has_first_output(params)
@@ -94,7 +91,7 @@ class LocalDecode:
         counted = self.local.counted() if is_left else nullcontext(_is_not_counted)
         try:
             async with counted as computed, aclosing(decode(params)) as outputs:
-                if carried is not None and not carried.is_sent and is_stream:
+                if repeats_carried:
                     output = await anext(outputs)
                     run.call.spans.first_token()
                     _tell_cache(run, output)
@@ -171,6 +168,15 @@ class LocalDecode:
         if needs_pull and has_pulled:
             self.pulled()
         return output, has_pulled
+
+
+def _params_after(prefilled: Prefilled, run: Underway, params: SamplingParams) -> SamplingParams:
+    """The parameters of a request that the engine decodes after a prefill."""
+    params = params.clone()
+    params.extra_args = {**(params.extra_args or {}), KV_PARAMS: prefilled.kv_transfer_params}
+    if run.may_leave:
+        params.extra_args[MAY_LEAVE_XARG] = True
+    return params
 
 
 def _carry(run: Underway, params: SamplingParams) -> None:
