@@ -36,7 +36,6 @@ from simulator.pressure.ways import (
     Retract,
     RetractForPriority,
 )
-from slo.decode.reserve import UNUSED
 from slo.decode.victims import HostRoom, Stream, TakenBy, VictimRules
 from slo.tiers import DEFAULT_TIERS, Tier
 
@@ -57,9 +56,7 @@ PROMPT_TOKEN_S: Final = 0.153 / 2048
 """Of an 8B on an A100."""
 PCIE_BYTES_PS: Final = 20e9
 LENGTHS: Final = (16, 64, 256, 1024, 4096, 16384)
-REAL: Final = "engines/decode_pressure"
-REAL_UNUSED: Final = 1.0
-"""The `slo.decode.reserve.UNUSED` that it was measured with."""
+REAL: Final = "engines/decode_pressure_minute"
 ARMS: Final = {
     "stock": "vLLM",
     "watermark 0.05": "vLLM, watermark 0.05",
@@ -114,13 +111,10 @@ def on_a100(blocks: int, *, has_host: bool) -> PressedSetup:
 
 
 def serve(
-    way: str, setup: PressedSetup, asked: Sequence[PressedRequest], unused: float = UNUSED
+    way: str, setup: PressedSetup, asked: Sequence[PressedRequest]
 ) -> tuple[PressedEngine, dict[str, Any]]:
-    """One run, and what came of it; ours leaves so much `unused` of what is kept for the top tier."""
-    rules = WAYS[way]()
-    if isinstance(rules, Ours):
-        rules.unused = unused
-    engine = PressedEngine(setup, rules, DEFAULT_TIERS)
+    """One run, and what came of it."""
+    engine = PressedEngine(setup, WAYS[way](), DEFAULT_TIERS)
     engine.run(asked)
     return engine, outcome([engine])
 
@@ -250,7 +244,7 @@ def _beside(
         simulated = []
         for run in measured:
             setup = _setup(*_step_times([run]), blocks, seqs, has_host="host" in way)
-            simulated.append(serve(way, setup, by_round[run["round"]], REAL_UNUSED)[1])
+            simulated.append(serve(way, setup, by_round[run["round"]])[1])
         row: dict[str, Any] = {"arm": arm}
         for key in ("premium met", "standard met", "background preempted", "again", "tokens/s"):
             row[key] = statistics.fmean(one[key] for one in measured)

@@ -235,6 +235,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "decode-pace-heavy": lambda: decode_pace("decode_pace_heavy"),
     "decode-pressure": lambda: decode_pressure("engines/decode_pressure", 0.5),
     "decode-pressure-minute": lambda: decode_pressure("engines/decode_pressure_minute", 0.5),
+    "decode-pressure-minute-xeon": lambda: decode_pressure("engines/decode_pressure_minute_xeon", 0.5),
     "decode-pressure-minute-epyc": lambda: decode_pressure("engines/decode_pressure_minute_epyc", 0.5),
     "kept-memory": lambda: kept_memory("cores/kept_memory"),
     "decode-reserve": lambda: kept_memory("cores/decode_reserve"),
