@@ -81,7 +81,7 @@ bench-routing: $(READY) ## Simulate the placement policies on eight replicas (AR
 	PYTHONPATH=. $(BIN)/python -m benchmarks.cores.placement.routing $(ARGS)
 
 .PHONY: bench-sim
-bench-sim: $(READY) ## Simulate every preset, and the traces in ARGS="--trace FILE": the tables of docs/benchmarks/simulated.md
+bench-sim: $(READY) ## Simulate every preset, and the traces in ARGS="--trace FILE"
 	PYTHONPATH=. $(BIN)/python -m benchmarks.cores.simulation $(ARGS)
 	$(MAKE) bench-optimum ARGS=
 	$(BIN)/python -m benchmarks.cores.simulator_speed
@@ -109,6 +109,10 @@ bench-decode: $(READY) ## Have a decode engine run out of memory, vLLM's ways to
 bench-compare: $(READY) ## Compare with Ray Serve LLM's own prefill/decode application, in two to three hours
 	$(BIN)/python -m benchmarks.comparison.run --layers 5 --loads 0.7,0.9 --rounds 2 --urgent-ms 500 \
 		--long-ms 12000 $(ARGS)
+
+.PHONY: tables
+tables: $(READY) ## Make the documentation's tables anew from benchmarks/results
+	$(BIN)/python -m benchmarks.doc_tables
 
 .PHONY: proto
 proto: $(READY) ## Generate the gRPC API's code from proto/ anew

@@ -1,10 +1,7 @@
 """The tables of the documentation that are made from results, and where they stand.
 
-A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`. It is made anew by
-
-    python -m benchmarks.doc_tables
-
-and a test fails when one differs from its result.
+A table stands between `<!-- table: NAME -->` and `<!-- end of table -->`. `make tables` makes all of
+them anew, and a test fails when one differs from its result.
 """
 
 from __future__ import annotations
@@ -20,12 +17,12 @@ from benchmarks.doc_tables import (
     decode,
     engines,
     failures,
+    gpu,
     origins,
     preemption,
     presets,
     simulated,
 )
-from benchmarks.gpu import tables as gpu
 
 _ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = (_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md")))

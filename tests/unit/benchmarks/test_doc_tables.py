@@ -13,7 +13,7 @@ from benchmarks.report import RESULTS
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_tables_are_those_of_the_results(page):
     text = page.read_text()
-    assert remade(text) == text, "python -m benchmarks.doc_tables"
+    assert remade(text) == text, "run `make tables`"
 
 
 def test_every_table_stands_somewhere():
