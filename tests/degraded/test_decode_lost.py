@@ -141,7 +141,7 @@ def replica_stopped(processes):
         pytest.param(engine_stopped, 12, marks=pytest.mark.nightly),
     ],
 )
-async def test_in_mid_stream(fleet, expected, fault, within_s):
+async def test_answers_go_on_when_their_replica_is_lost_in_mid_stream(fleet, expected, fault, within_s):
     gap_s, *_ = await lose(fleet, expected, fault, begun=20)
     assert gap_s < within_s
     assert await counted(fleet, "slackserve_continuations_total", outcome="continued")

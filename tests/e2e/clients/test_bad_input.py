@@ -73,7 +73,7 @@ def error(answer, status):
         ),
     ],
 )
-def test_headers(deployment, headers, param, message):
+def test_a_wrong_header_is_refused_by_name(deployment, headers, param, message):
     found = error(post(deployment, headers=headers), 400)
     assert found["param"] == param
     assert found["message"].startswith(f"{param}: {message}")
@@ -121,7 +121,7 @@ def test_headers(deployment, headers, param, message):
         ({"temperature": -1}, "temperature"),
     ],
 )
-def test_body_fields(deployment, extra, param):
+def test_a_wrong_field_of_a_body_is_refused(deployment, extra, param):
     body = json.dumps({"model": "tiny", "prompt": "hi", "max_tokens": 1, **extra}).encode()
     found = error(post(deployment, content=body), 400)
     if param is not None:
@@ -144,7 +144,7 @@ def test_body_fields(deployment, extra, param):
         ),
     ],
 )
-def test_chat_fields(deployment, body, param):
+def test_a_wrong_field_of_a_chat_is_refused(deployment, body, param):
     content = json.dumps({"model": "tiny", "max_tokens": 1, **body}).encode()
     found = error(post(deployment, path="/v1/chat/completions", content=content), 400)
     if param is not None:
@@ -241,7 +241,7 @@ def test_a_compressed_body(deployment):
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/models"])
 @pytest.mark.parametrize("key", [None, "key-of-nobody"])
-def test_keys(deployment, path, key):
+def test_who_has_no_known_key_is_refused(deployment, path, key):
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     method = "POST" if path.endswith("completions") else "GET"
     answer = httpx.request(method, f"{deployment.url}{path}", headers=headers, json={})

@@ -66,7 +66,7 @@ def assert_given_back(deployment):
     assert_soon(lambda: at_rest(deployment), 5, f"not everything was given back: {deployment.fleet()}")
 
 
-async def test_while_queued(deployment, client):
+async def test_who_leaves_while_queued_holds_nothing(deployment, client):
     busy = [asyncio.create_task(client.send(body(4000, 2))) for n in range(9)]
     await until_queued(deployment, 6)
     gone = await asyncio.gather(*(client.leave_after(0.1, body(4000, 90)) for _ in range(5)))
@@ -75,13 +75,13 @@ async def test_while_queued(deployment, client):
     assert_given_back(deployment)
 
 
-async def test_while_prefilling(deployment, client):
+async def test_who_leaves_while_prefilling_holds_nothing(deployment, client):
     for n in range(8):
         assert await client.leave_after(0.05 + 0.02 * n, body(4000, 90))
     assert_given_back(deployment)
 
 
-async def test_between_prefill_and_decode_and_everywhere_else(deployment, client):
+async def test_who_leaves_between_prefill_and_decode_or_anywhere_else_holds_nothing(deployment, client):
     """Leave at closely spaced moments from arrival to the end of the answer."""
     left = [await client.leave_after(0.01 * n, body(1500, 4)) for n in range(50)]
     assert True in left[5:], "nobody has left while it was under way"
@@ -89,20 +89,20 @@ async def test_between_prefill_and_decode_and_everywhere_else(deployment, client
     assert_given_back(deployment)
 
 
-async def test_many_at_once_at_random_moments(deployment, client):
+async def test_many_who_leave_at_random_moments_hold_nothing(deployment, client):
     rng = random.Random(5)
     moments = [rng.uniform(0.0, 1.0) for _ in range(60)]
     await asyncio.gather(*(client.leave_after(s, body(900, 8)) for n, s in enumerate(moments)))
     assert_given_back(deployment)
 
 
-async def test_while_decoding(deployment, client):
+async def test_who_leaves_while_decoding_holds_nothing(deployment, client):
     for _ in range(3):
         await client.leave_after_chunks(5, body(600, 2000))
     assert_given_back(deployment)
 
 
-async def test_without_streaming(deployment, client):
+async def test_who_leaves_without_streaming_holds_nothing(deployment, client):
     for n in range(5):
         assert await client.leave_after(0.1 * n + 0.05, body(1000, 1500, stream=False))
     assert_given_back(deployment)

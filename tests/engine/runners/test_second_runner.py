@@ -41,7 +41,7 @@ def test_a_stopped_pass_is_exact_eager_and_compiled():
         *(pytest.param(f"test_{of}.py", marks=pytest.mark.long, id=of) for of in ("adapters", "seeds")),
     ],
 )
-def test_all_of_it(tests):
+def test_whole_files_pass_on_the_second_runner(tests):
     run(f"engine/{tests}")
 
 

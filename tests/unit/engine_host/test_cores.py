@@ -1,3 +1,5 @@
+"""Engines and processes compute on no more cores than their container's quota pays for."""
+
 import os
 import socket
 

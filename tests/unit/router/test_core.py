@@ -1,3 +1,5 @@
+"""Where requests are placed, who is refused and why, and what is kept of those that are under way."""
+
 import math
 from dataclasses import replace
 

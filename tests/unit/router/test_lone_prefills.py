@@ -78,7 +78,7 @@ def test_who_was_held_up(reports, second_at_s):
     ],
     ids=["alone", "queued", "its answer is on its way", "late", "earlier", "before it came", "not yet there"],
 )
-def test_who_was_not(reports, second_at_s):
+def test_a_prefill_that_was_not_held_up_is_not_told_as_such(reports, second_at_s):
     assert told(*reports, second_at_s=second_at_s) == (False, 0)
 
 

@@ -81,7 +81,7 @@ def test_vllm_alone_gets_it_wrong(happens):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_happens(batch, seed):
+def test_each_is_held_to_its_own_tokens_through_random_changes(batch, seed):
     dice = random.Random(seed)
     for number in range(60):
         names = [*batch.requests]

@@ -13,7 +13,7 @@ MODELS_OWN_ENDS = 16
 """More than any model has."""
 
 
-def test_they_are_vllms():
+def test_the_limits_are_vllms_own():
     assert logit_bias.MAX_NUM_LOGIT_BIAS_TOKENS == engine_limits.MOST_TOKEN_IDS
     assert logit_bias.MAX_NUM_ALLOWED_TOKEN_IDS == engine_limits.MOST_TOKEN_IDS
     assert logit_bias.MAX_NUM_STOP_TOKEN_IDS == engine_limits.MOST_STOP_TOKENS + MODELS_OWN_ENDS

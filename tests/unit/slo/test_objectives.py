@@ -1,3 +1,5 @@
+"""Each spelling of an objective is read, what is wrong is refused by name, and caps hold."""
+
 import math
 from dataclasses import replace
 

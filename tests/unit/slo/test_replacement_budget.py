@@ -13,7 +13,7 @@ def given_up(waits, asked, at_s=0.0):
 
 
 @pytest.mark.parametrize(("waits", "expected"), [(0, MIN_BUDGET), (50, MIN_BUDGET), (100, 10), (1000, 100)])
-def test_a_tenth_or_ten(waits, expected):
+def test_a_tenth_may_be_given_up_and_ten_in_any_case(waits, expected):
     assert given_up(waits, 1000) == expected
 
 

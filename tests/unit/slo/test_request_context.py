@@ -1,3 +1,5 @@
+"""The context of a request survives the way in a header, and nobody can forge it."""
+
 import msgspec
 import pytest
 

@@ -86,7 +86,7 @@ async def test_what_ends_an_engine_is_refused(client, given, message):
         {"routed_experts_prompt_start": 2},
     ],
 )
-async def test_what_does_not_goes_on(client, given):
+async def test_what_the_engine_bears_is_passed_on(client, given):
     assert await answer(client, **given) == ["name"]
 
 

@@ -1,3 +1,5 @@
+"""A sweep finds what it measures, and a profile is read again, refused or checked."""
+
 import json
 import random
 

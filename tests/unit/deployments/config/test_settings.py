@@ -1,3 +1,5 @@
+"""What the configuration refuses, by name and all at once, and how it reaches the rules."""
+
 import dataclasses
 
 import pytest

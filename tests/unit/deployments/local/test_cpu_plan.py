@@ -1,3 +1,5 @@
+"""Every worker has cores, and shares them only where there are too few."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,3 +1,5 @@
+"""How long a start may take, what ends it, what it shows, and what is left after it."""
+
 import http.server
 import shutil
 import signal

@@ -1,3 +1,5 @@
+"""What a machine has no CPUs, GPUs or memory for is refused, and what stays unused is told."""
+
 import re
 from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError

@@ -1,3 +1,5 @@
+"""All adapters fit into one pass of an engine, and one that could not be loaded is refused by name."""
+
 import errno
 import json
 from pathlib import Path

@@ -54,7 +54,7 @@ def test_a_pass_that_ends_although_its_client_has_left_was_computed_for_nobody(e
     assert len(engine.abandoned()) == 1
 
 
-def test_so_was_the_chunk_that_ran_beside_those_before_it(engine):
+def test_chunks_of_who_has_left_count_as_computed_for_nobody(engine):
     engine.prompt("gone", 1000, chunk=CHUNK)
     engine.step()
     engine.step(meanwhile=lambda: engine.leave("gone"))

@@ -205,7 +205,7 @@ def test_a_prefill_that_lost_its_memory_waits_and_runs_again_and_its_own_chunks_
 
 
 @pytest.mark.parametrize(("notice", "expected"), METRICS_OF.values(), ids=METRICS_OF.keys())
-def test_metrics(notice, expected, record, instruments):
+def test_each_notice_is_counted_in_its_metrics(notice, expected, record, instruments):
     record.follow(JobId("urgent"), Spans())
     record.take([encode(notice)])
     assert sorted(instruments.recorded, key=str) == sorted(

@@ -1,3 +1,5 @@
+"""Which decode replica is chosen, what counts as on its way there, and what is learned of its pace."""
+
 import math
 from dataclasses import replace
 

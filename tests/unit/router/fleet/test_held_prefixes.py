@@ -1,3 +1,5 @@
+"""A prefix is held while a request that begins with it lives, and no longer."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 

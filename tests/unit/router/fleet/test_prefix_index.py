@@ -1,3 +1,5 @@
+"""What a prefill replica is expected to have cached, how far that is trusted, and hashes of prefixes."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,3 +1,5 @@
+"""Which prompts decode computes itself, and what is predicted and promised of them."""
+
 import dataclasses
 
 import pytest

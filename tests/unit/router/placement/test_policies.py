@@ -1,3 +1,5 @@
+"""Each policy can be configured and is explained; what slack-aware placement gains over simple ones."""
+
 import re
 from pathlib import Path
 from typing import get_args

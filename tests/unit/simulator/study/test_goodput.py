@@ -44,7 +44,7 @@ def test_preemption_serves_several_times_what_first_come_first_served_does():
     assert rates["sedf-resume"] > rates["sedf-chunked"]
 
 
-def test_what_runs_sum_up_to():
+def test_a_point_sums_up_its_runs():
     runs = EXPERIMENT.runs(ARMS["slackserve"], CAPACITY, {})
     found = point(CAPACITY, runs, {})
     jobs = [job for served in runs for job in served.jobs]

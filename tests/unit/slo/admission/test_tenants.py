@@ -1,3 +1,5 @@
+"""A key finds its tenant until it expires, and no other key does."""
+
 import pytest
 
 from slo.admission.tenants import ANONYMOUS, ApiKey, KeyRing, Tenant, digest

@@ -198,7 +198,7 @@ def test_nobody_is_left_out_for_long(objectives, stream_s, fixed_s, moved_s):
         ({f"s{i}": 0.018 for i in range(16)}, "all are as urgent"),
     ],
 )
-def test_all_run_when(objectives, why):
+def test_all_run_when_leaving_some_out_gains_nothing(objectives, why):
     assert set(Streams(objectives, times()).run(50).sets) == {frozenset()}, why
 
 

@@ -1,3 +1,5 @@
+"""Keys that are given twice, and values that are not of the kind that they have to be, are refused."""
+
 import subprocess
 import sys
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""First tokens and transfers are told apart, and outliers do not count."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

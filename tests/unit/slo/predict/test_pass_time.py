@@ -1,3 +1,5 @@
+"""Passes that were measured correct the prediction, and those that were held up hardly do."""
+
 import random
 
 import pytest

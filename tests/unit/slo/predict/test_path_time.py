@@ -1,3 +1,5 @@
+"""The way besides queue and prefill is learned from the first tokens that nothing has held up."""
+
 import pytest
 
 from slo.predict.path_time import FORGET_AFTER_S, MIN_SAMPLES, REMEMBERED, PathTime

@@ -1,3 +1,5 @@
+"""A fit finds the line and the curve that it was given, and what it predicts of passes holds together."""
+
 import json
 from pathlib import Path
 from statistics import median

@@ -1,3 +1,5 @@
+"""Tokens per byte are learned from traffic, and odd prompts change them little."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -36,7 +36,7 @@ def test_it_is_told_once_and_by_how_much(factor):
         ([(1.05**n, 1.03**n) for n in range(30)], "the longer they are, the farther off, as ever"),
     ],
 )
-def test_it_is_not_told(measured, why):
+def test_what_is_no_change_of_speed_is_not_told(measured, why):
     assert not told(measured), why
 
 

@@ -1,3 +1,5 @@
+"""Every reason to stop a running step or to let it go on, and what bounds how often it is stopped."""
+
 import dataclasses
 import math
 

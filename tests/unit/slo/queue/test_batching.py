@@ -1,3 +1,5 @@
+"""Prefills share a step while that makes nobody late."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 

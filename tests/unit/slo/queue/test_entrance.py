@@ -1,3 +1,5 @@
+"""Who is worth more or has waited goes in first, and nobody waits for ever."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

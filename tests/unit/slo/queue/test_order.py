@@ -1,3 +1,5 @@
+"""What every order of the queue has in common, and whose deadline is not met when not all can be."""
+
 import itertools
 import math
 import random

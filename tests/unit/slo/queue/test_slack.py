@@ -1,3 +1,5 @@
+"""Who can be met comes first, by deadline; who cannot and who has none follow."""
+
 import math
 
 from hypothesis import given

@@ -1,3 +1,5 @@
+"""What runs in the background outlives the request that causes it, and its failures are logged."""
+
 import asyncio
 import contextvars
 import logging

@@ -31,7 +31,7 @@ def one(tier, at_s, *token_s, preemptions=0):
     return {"tier": tier, "answer": len(token_s), "preemptions": preemptions, **times}
 
 
-def test_a_run_in_figures():
+def test_a_run_is_summed_up_by_tier():
     kind = KINDS[PREMIUM]
     asked = [
         one(PREMIUM, 1.0, 0.9 + kind.ttft_s, 0.9 + kind.ttft_s + 0.9 * kind.tpot_s),

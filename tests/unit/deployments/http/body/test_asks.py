@@ -134,7 +134,7 @@ def test_large_grammars_are_refused_before_anybody_reads_them(fields, field):
         chat(tools=[strict(TOOL)], tool_choice="none"),
     ],
 )
-def test_what_is_not(body):
+def test_a_request_within_the_limits_is_not_refused(body):
     asks.refuse_excess(body, LIMITS)
 
 

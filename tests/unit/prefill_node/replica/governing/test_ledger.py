@@ -1,3 +1,5 @@
+"""What has arrived is kept until it ends, and each end is reported once."""
+
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from slo.predict.prefill_time import PrefillPredictor
 from slo.queue.slack import NO_DEADLINE
