@@ -98,7 +98,7 @@ bench-validate: $(READY) ## Hold the simulator against a real server on this mac
 	PYTHONPATH=. $(BIN)/python -m benchmarks.engines.validation
 
 .PHONY: bench-failures
-bench-failures: $(READY) ## Make every failure happen and measure what clients see (ARGS="-k name" for some)
+bench-failures: $(READY) ## Make failures happen and measure what clients see (ARGS="-k name" for some)
 	PYTHONPATH=. $(BIN)/python -m benchmarks.engines.failures $(ARGS)
 
 .PHONY: bench-decode

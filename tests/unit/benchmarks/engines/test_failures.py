@@ -1,12 +1,16 @@
 """What was measured of a failure replaces what was known of it, and nothing else."""
 
 import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import report
 from benchmarks.engines import failures
+
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
@@ -41,3 +45,14 @@ def test_a_run_of_no_test_changes_nothing(results, monkeypatch):
     assert failures.main() == 4
     assert commands[0][-1] == "--no-such-option"
     assert not results.exists()
+
+
+def test_every_test_that_tells_what_it_measured_is_run():
+    telling = {
+        path
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if re.search(r"^from fleet import .*\btell\b", path.read_text(), re.MULTILINE)
+    }
+    run = {path for path in telling for given in failures.TESTS if path.is_relative_to(ROOT / given)}
+    assert telling
+    assert run == telling
