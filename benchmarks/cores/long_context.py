@@ -47,7 +47,7 @@ CHUNKS: Final = {"8,192 tokens": math.inf, f"stop within {STOP_WITHIN_S * 1e3:.0
 
 def arrivals(prefill_s: float) -> Iterator[Arrival]:
     """The context, then its continuations, one in each `prefill_s`, and an urgent prompt besides."""
-    rng = random.Random(SEED)  # noqa: S311 - reproducible, not secret
+    rng = random.Random(SEED)
     context = tuple(range((PROMPT_TOKENS - NEW_TOKENS) // BLOCK_TOKENS))
     numbers = itertools.count()
     held = len(context) * BLOCK_TOKENS

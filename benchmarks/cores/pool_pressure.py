@@ -85,7 +85,7 @@ WAYS: Final[Mapping[str, Callable[[], Way]]] = {
 
 def arrivals(seed: int) -> list[PressedRequest]:
     """Requests in bursts and lulls."""
-    rng = Random(seed)  # noqa: S311 - arrivals
+    rng = Random(seed)
     found: list[PressedRequest] = []
     for now_s in bursty(rng, RATE_RPS, SECONDS, LULL, BURST):
         tier = rng.choices([*KINDS], [kind[0] for kind in KINDS.values()])[0]

@@ -75,7 +75,7 @@ def fleet(
 
 def measure(policy: str, replicas: int, outstanding: int, *, overloaded: bool = False) -> dict[str, float]:
     """Microseconds of CPU per placement."""
-    rng = random.Random(SEED)  # noqa: S311 - reproducible, not secret
+    rng = random.Random(SEED)
     core = fleet(policy, replicas, outstanding, rng, overloaded=overloaded)
     if overloaded:
         for number in range(0, replicas, 10):
@@ -104,7 +104,7 @@ def measure(policy: str, replicas: int, outstanding: int, *, overloaded: bool = 
 
 def beside_a_batch(outstanding: int) -> list[dict[str, Any]]:
     """Microseconds of CPU for a placement, for taking a report that came, and for the placement after it."""
-    rng = random.Random(SEED)  # noqa: S311 - reproducible, not secret
+    rng = random.Random(SEED)
     core = fleet("least_harm", 1, 0, rng, overloaded=False)
     jobs = tuple(
         OutstandingJob(JobId(f"batch-{number}"), BACKGROUND, 1000, None, LINE.prefill_s(1000))

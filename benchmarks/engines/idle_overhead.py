@@ -26,7 +26,7 @@ TOKENS = (512, 2048)
 
 def measure(llm: Any, board: Any, tokens: int, pairs: int) -> dict[str, Any]:
     """Times with and without boundaries, and their ratios."""
-    rng = random.Random(tokens)  # noqa: S311 - reproducible, not secret
+    rng = random.Random(tokens)
     core = llm.llm_engine.engine_core.engine_core
     times: dict[bool, list[float]] = {True: [], False: []}
     votes = board.boundaries_reached(0)

@@ -58,7 +58,7 @@ class TracedCall:
 
 def prompts(requests: int, arm: str) -> list[list[int]]:
     """Random prompts, others for each arm: no prefix is ever cached."""
-    rng = random.Random(f"{SEED} {arm}")  # noqa: S311 - reproducible, not secret
+    rng = random.Random(f"{SEED} {arm}")
     return [rng.choices(VOCABULARY, k=LENGTHS[n % len(LENGTHS)]) for n in range(requests)]
 
 
@@ -88,7 +88,7 @@ async def alternate(engine: Any, requests: int, arm: str) -> list[tuple[int, flo
 async def traced(session: aiohttp.ClientSession) -> TracedCall:
     """One request that brings a sampled trace."""
     trace_id = secrets.token_hex(16)
-    prompt = random.choices(VOCABULARY, k=TRACED_TOKENS)  # noqa: S311 - no secret
+    prompt = random.choices(VOCABULARY, k=TRACED_TOKENS)
     body = {"model": "tiny", "prompt": prompt, "max_tokens": 4, "ignore_eos": True, "stream": True}
     data = msgspec.json.encode(body)
     headers = {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01", "content-type": "application/json"}

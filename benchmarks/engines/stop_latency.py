@@ -39,7 +39,7 @@ def order_after(board: Any, delay_s: float) -> None:
 
 def measure(granularity: str, ranks: int, tokens: int, rounds: int) -> dict[str, Any]:
     """One engine; for a process of its own."""
-    rng = random.Random(tokens)  # noqa: S311 - reproducible, not secret
+    rng = random.Random(tokens)
     setup = EngineSetup(mode="resume", granularity=granularity)
     model = ModelStore().resolve(None).source
     limits = {"max_model_len": 2 * tokens, "max_num_batched_tokens": 2 * tokens}

@@ -97,7 +97,7 @@ async def ttft_s(client: httpx.AsyncClient, arm: str, prompt: list[int]) -> floa
 
 async def measure(rounds: int) -> dict[int, dict[str, list[float]]]:
     """Milliseconds by prompt length and arm; the n-th of each arm are neighbours in time."""
-    rng = random.Random(SEED)  # noqa: S311 - reproducible, not secret
+    rng = random.Random(SEED)
     times: dict[int, dict[str, list[float]]] = {tokens: {arm: [] for arm in ARMS} for tokens in LENGTHS}
     async with httpx.AsyncClient(timeout=120) as client:
         for number in range(-WARM_UP, rounds):

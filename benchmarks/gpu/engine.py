@@ -238,7 +238,7 @@ async def measure(
                     "fixed_ms": running.predictor.fixed_s * 1e3,
                 },
             )
-            rng = random.Random(f"{seed} urgent")  # noqa: S311 - reproducible, not secret
+            rng = random.Random(f"{seed} urgent")
             if "urgent" in parts:
                 findings.add("urgent", await urgent(running, plan, rng))
             if "idle" in parts and arm.is_ours:

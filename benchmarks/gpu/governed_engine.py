@@ -98,7 +98,7 @@ class GovernedEngine:
         self._watch: Watch | None = None
         self._record: PreemptionRecord | None = None
         self._numbers = itertools.count(1)
-        self._rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
+        self._rng = random.Random(seed)
         self._vocabulary = vocabulary
 
     def about(self) -> dict[str, Any]:

@@ -290,7 +290,7 @@ class Mechanism:
         self.findings.add("float64", *(row for row in rows if row is not None))
 
     def _rng(self, part: str) -> random.Random:
-        return random.Random(f"{self.seed} {part}")  # noqa: S311 - reproducible, not secret
+        return random.Random(f"{self.seed} {part}")
 
 
 def verdicts(results: dict[str, list[dict[str, Any]]], *, is_gpu: bool) -> list[list[str]]:

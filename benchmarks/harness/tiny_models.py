@@ -196,7 +196,7 @@ def write_tokenizer(directory: Path, size: int = 0) -> dict[str, int]:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")  # noqa: S106 - no passwords
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(directory)
     return vocabulary

@@ -73,7 +73,7 @@ _CAPPED: Final = re.compile(r"(?P<priorities>priorities, )?cap (?P<seqs>\d+)")
 
 def arrivals(rate_rps: float, seed: int) -> list[PressedRequest]:
     """Requests in bursts and lulls, whose first token has come."""
-    rng = Random(seed)  # noqa: S311 - arrivals
+    rng = Random(seed)
     found: list[PressedRequest] = []
     for now_s in bursty(rng, rate_rps, SECONDS, pool_pressure.LULL, pool_pressure.BURST):
         tier = rng.choices([*KINDS], [kind[0] for kind in KINDS.values()])[0]

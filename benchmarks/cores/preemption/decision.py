@@ -55,7 +55,7 @@ def measure(
     kind: QueueOrder, policy: PreemptionPolicy, aim: Aim, waiting: int, *, crowded: bool
 ) -> dict[str, float]:
     """Microseconds of CPU to decide, the order of the queue included where the policy asks for it."""
-    rng = random.Random(SEED)  # noqa: S311 - reproducible, not secret
+    rng = random.Random(SEED)
     rules = PreemptionRules(policy=policy)
     forecast = Forecast()
     for number in range(300):

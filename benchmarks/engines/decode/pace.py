@@ -85,7 +85,7 @@ def arms() -> list[Arm]:
 
 def offered(seconds: float, rate_rps: float, seed: int, by_tier: Mapping[str, Kind]) -> list[Asked]:
     """Requests whose prompts begin alike, but for less than a block."""
-    rng = Random(seed)  # noqa: S311 - prompts
+    rng = Random(seed)
     whole = [rng.randrange(250) for _ in range(CONTEXT)]
     asked = arrivals(seconds, rate_rps, seed, by_tier)
     for one in asked:

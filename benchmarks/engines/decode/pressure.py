@@ -111,7 +111,7 @@ class Arm:
 
 def arrivals(seconds: float, rate_rps: float, seed: int, kinds: Mapping[str, Kind] = KINDS) -> list[Asked]:
     """Requests in bursts and lulls."""
-    rng = Random(seed)  # noqa: S311 - arrivals
+    rng = Random(seed)
     found: list[Asked] = []
     for now_s in bursty(rng, rate_rps, seconds, BURST, LULL):
         tier = rng.choices([*kinds], [kind.part for kind in kinds.values()])[0]
@@ -250,7 +250,7 @@ def warm_up(llm: Any) -> None:
     from vllm import SamplingParams
     from vllm.inputs import TokensPrompt
 
-    rng = Random(0)  # noqa: S311 - prompts
+    rng = Random(0)
     prompts = [TokensPrompt(prompt_token_ids=[rng.randrange(250) for _ in range(200)]) for _ in range(8)]
     llm.generate(prompts, SamplingParams(max_tokens=40, temperature=0, ignore_eos=True), use_tqdm=False)
     llm.reset_prefix_cache()

@@ -90,7 +90,7 @@ async def stream(session: aiohttp.ClientSession, model: str, rng: random.Random)
 
 async def read(model: str, streams: int, rounds: int, seed: str) -> list[Stream]:
     """So many readers, each with several answers, one after the other."""
-    rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
+    rng = random.Random(seed)
     async with aiohttp.ClientSession(f"http://127.0.0.1:{PORT}/") as session:
 
         async def reader() -> list[Stream]:

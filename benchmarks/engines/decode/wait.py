@@ -100,7 +100,7 @@ async def show_grammars() -> None:
 
 async def offered(seconds: float, rate_rps: float) -> Counter[str]:
     """Send all and wait for their ends; how many ended how."""
-    rng = Random(SEED)  # noqa: S311 - arrivals
+    rng = Random(SEED)
     asked, now_s = [], 0.0
     while (now_s := now_s + rng.expovariate(rate_rps)) < seconds:
         length = APART * max(1, min(1000 // APART, round(MEDIAN * rng.lognormvariate(0.0, 0.5) / APART)))

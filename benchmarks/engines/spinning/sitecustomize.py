@@ -1,4 +1,4 @@
-"""Python runs this at start where this folder is on its path: NIXL's progress threads spin."""
+"""Python runs this at start where this folder is on its path: NIXL's progress threads spin."""  # noqa: INP001 - no package
 
 import importlib.util
 import sys
