@@ -1,4 +1,4 @@
-"""What every benchmark writes beside its numbers: machine, versions, command."""
+"""Statistics of what was measured, the file of a result with machine, versions and command, and tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The servers that `comparison.py` compares: how each is started, what its settings are, and its end.
+"""The servers that `comparison.run` compares: how each is started, what its settings are, and its end.
 
 All serve the embedded model, or its first layers, in float32 on the same cores, with one prefill and one
 decode replica, 1 GiB of KV cache each, no waiting for a batch of the stream, and the same environment.

@@ -1,4 +1,4 @@
-"""The requests of `comparison.py`: what is asked, warming up, a server's capacity, and one run at a rate."""
+"""The requests of `comparison.run`: what is asked, warming up, a server's capacity, and one run at a rate."""
 
 from __future__ import annotations
 

@@ -39,7 +39,6 @@ TIERS = {
     "search": {"rank": 2, "ttft_ms": 10_000, "target": 0.95, "weight": 2, "share": 0.2, "default": True},
     "file": {"rank": 1, "ttft_scale": 1000, "weight": 1, "share": 0.1, "service_tiers": ["flex", "batch"]},
 }
-
 """With ranks: the file of the deployment is written with its keys in alphabetical order."""
 SHORT = 12
 SCHEMA = {"type": "object", "patternProperties": {"^a": {"type": "string"}}}
