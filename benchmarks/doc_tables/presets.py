@@ -11,11 +11,9 @@ from simulator.arms.arms import ARMS
 _OURS: Final = "slackserve"
 _FIRST: Final = "fcfs"
 _PEERS: Final = ("sedf-resume", "sedf-chunked", "sedf-recompute")
-_MODELS: Final = {
-    "flowprefill-8b": "Llama-3-8B",
-    "flowprefill-14b": "Qwen2.5-14B",
-    "flowprefill-70b": "Llama-3-70B, TP 4",
-}
+MODELS: Final = {"8b": "Llama-3-8B", "14b": "Qwen2.5-14B", "70b": "Llama-3-70B, TP 4"}
+MIXES: Final = {f"flowprefill-{model}": title for model, title in MODELS.items()}
+"""By preset with one of FlowPrefill's mixes: its model."""
 _TRACES: Final = {
     "flowprefill-8b@mooncake_conversation": "Mooncake, conversation",
     "flowprefill-8b@azure_llm_2023_conv": "Azure 2023, conversation",
@@ -76,15 +74,15 @@ def by_kind(presets: Mapping[str, str], kinds: Sequence[str]) -> str:
 
 def stopped() -> str:
     """How long running passes go on after an order to stop."""
-    found = {preset: result("cores/simulation")[preset]["blocking_ms"] for preset in _MODELS}
-    arms = list(found[next(iter(_MODELS))])
+    found = {preset: result("cores/simulation")[preset]["blocking_ms"] for preset in MIXES}
+    arms = list(found[next(iter(MIXES))])
     rows = [
         [_title(arm), *(f"{of[arm]['mean']:.1f} / {of[arm]['p99']:.0f}" for of in found.values())]
         for arm in arms
     ]
     ratios = [of["sedf-resume-layer"]["mean"] / of["sedf-resume"]["mean"] for of in found.values()]
     rows.append(["layers over operators, mean", *(f"{ratio:.1f}×" for ratio in ratios)])  # noqa: RUF001
-    return markdown(["stopped, mean / p99 ms", *_MODELS.values()], rows)
+    return markdown(["stopped, mean / p99 ms", *MIXES.values()], rows)
 
 
 def tradeoff() -> str:
@@ -137,11 +135,11 @@ def _at(points: Sequence[Mapping[str, Any]], rate_rps: float) -> Mapping[str, An
 
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
-    "simulation-90": lambda: goodput(_MODELS, "0.90"),
-    "simulation-99": lambda: goodput(_MODELS, "0.99"),
+    "simulation-90": lambda: goodput(MIXES, "0.90"),
+    "simulation-99": lambda: goodput(MIXES, "0.99"),
     "simulation-traces-90": lambda: goodput(_TRACES, "0.90"),
     "simulation-traces-99": lambda: goodput(_TRACES, "0.99"),
-    "simulation-kinds": lambda: by_kind(_MODELS, ("text", "image", "search", "file")),
+    "simulation-kinds": lambda: by_kind(MIXES, ("text", "image", "search", "file")),
     "simulation-kinds-traces": lambda: by_kind(_TRACES, ("text", "search", "file")),
     "simulation-stops": stopped,
     "simulation-tradeoff": tradeoff,

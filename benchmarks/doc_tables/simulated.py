@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import mean
 from typing import Any, Final
 
+from benchmarks.doc_tables.presets import MIXES, MODELS
 from benchmarks.report import markdown, result
 from simulator.arms.arms import ARMS
 from simulator.arms.by_class import BY_CLASS
 
-_MODELS: Final = {"8b": "Llama-3-8B", "14b": "Qwen2.5-14B", "70b": "Llama-3-70B, TP 4"}
 _STOPS_AT: Final = {"replayed": "eager", "compiled": "compiled"}
 _OURS: Final = "slackserve"
 _TARGETS: Final = "targets"
@@ -22,11 +22,11 @@ def held_out(file: str, level: str, ours: str = _OURS, only: Sequence[str] = ())
     """Goodput of all and of the worst class by arm and model, and ours over each with its interval."""
     rows = result(file)["rows"]
     cells = {(row["arm"], row["model"], row["figure"]): row for row in rows}
-    models = [model for model in _MODELS if any(row["model"] == model for row in rows)]
+    models = [model for model in MODELS if any(row["model"] == model for row in rows)]
     arms = [arm for arm in dict.fromkeys(row["arm"] for row in rows) if not only or arm in only]
     figures = [f"all {level}", f"worst class {level}"]
     columns = [
-        f"{_MODELS[model]}, {figure.removesuffix(level).strip()}" for model in models for figure in figures
+        f"{MODELS[model]}, {figure.removesuffix(level).strip()}" for model in models for figure in figures
     ]
     table = []
     for arm in arms:
@@ -46,12 +46,12 @@ def held_out_served() -> str:
     table = []
     for arm in dict.fromkeys(arm for arm, _ in cells):
         row = [f"**{_TITLES[arm]}**" if arm == _OURS else _TITLES[arm]]
-        for model in _MODELS:
+        for model in MODELS:
             cell = cells[arm, model]
             never, tokens = cell["never served of the late"], cell["tokens never served"]
             row.append(f"{cell['load']:.2f}, {never:.0%}, {tokens:.0%}")
         table.append(row)
-    return markdown(["Load, late ones never served, tokens never served", *_MODELS.values()], table)
+    return markdown(["Load, late ones never served, tokens never served", *MODELS.values()], table)
 
 
 _AXES: Final = {
@@ -79,7 +79,7 @@ def along_axes(axes: Mapping[str, Sequence[str]], *, few: bool = False) -> str:
     for place in places:
         model, level, axis, value = place
         shown = value * {"charged_s": 1e6, "launch_s": 1e3}.get(axis, 1)
-        row = [_MODELS[model], f"{level:.0%}", _AXES[axis].format(round(shown, 6))]
+        row = [MODELS[model], f"{level:.0%}", _AXES[axis].format(round(shown, 6))]
         for arm in arms:
             cell = cells[*place, arm]
             if few and arm != _TARGETS:
@@ -241,12 +241,7 @@ def overload() -> str:
     return markdown(columns, rows)
 
 
-_OPTIMA: Final = {
-    "flowprefill-8b": "Llama-3-8B",
-    "flowprefill-14b": "Qwen2.5-14B",
-    "flowprefill-70b": "Llama-3-70B, TP 4",
-    "flowprefill-8b_azure_llm_2023_conv": "Azure 2023, Llama-3-8B",
-}
+_OPTIMA: Final = MIXES | {"flowprefill-8b_azure_llm_2023_conv": f"Azure 2023, {MODELS['8b']}"}
 
 
 def offline_optimum() -> str:
