@@ -69,20 +69,20 @@ bench: $(READY) ## Measure the serving path and the router; JSON in benchmarks/r
 .PHONY: bench-preempt
 bench-preempt: $(READY) ## Measure preemption: the whole server, idle boundaries, votes, the rules
 	$(BIN)/python -m benchmarks.engines.preemption
-	PYTHONPATH=. $(BIN)/python -m benchmarks.engines.idle_overhead
-	PYTHONPATH=. $(BIN)/python -m benchmarks.engines.stop_latency
+	$(BIN)/python -m benchmarks.engines.idle_overhead
+	$(BIN)/python -m benchmarks.engines.stop_latency
 	$(BIN)/python -m benchmarks.engines.compiled
 	$(BIN)/python -m benchmarks.engines.vote
 	$(BIN)/python -m benchmarks.cores.preemption.decision
-	PYTHONPATH=. $(BIN)/python -m benchmarks.cores.preemption.rules
+	$(BIN)/python -m benchmarks.cores.preemption.rules
 
 .PHONY: bench-routing
 bench-routing: $(READY) ## Simulate the placement policies on eight replicas (ARGS="--trace FILE" for a trace too)
-	PYTHONPATH=. $(BIN)/python -m benchmarks.cores.placement.routing $(ARGS)
+	$(BIN)/python -m benchmarks.cores.placement.routing $(ARGS)
 
 .PHONY: bench-sim
 bench-sim: $(READY) ## Simulate every preset, and the traces in ARGS="--trace FILE"
-	PYTHONPATH=. $(BIN)/python -m benchmarks.cores.simulation $(ARGS)
+	$(BIN)/python -m benchmarks.cores.simulation $(ARGS)
 	$(MAKE) bench-optimum ARGS=
 	$(BIN)/python -m benchmarks.cores.simulator_speed
 
@@ -91,19 +91,19 @@ bench-sim: $(READY) ## Simulate every preset, and the traces in ARGS="--trace FI
 .PHONY: bench-optimum
 bench-optimum: $(READY) ## Compute how far any scheduler could get (ARGS="--trace FILE" for a trace)
 	$(BIN)/uv pip install -q --python $(BIN)/python --target $(VENV)/optimum --no-deps "scipy>=1.14"
-	PYTHONPATH=.:$(VENV)/optimum $(BIN)/python -m benchmarks.cores.offline_optimum $(ARGS)
+	PYTHONPATH=$(VENV)/optimum $(BIN)/python -m benchmarks.cores.offline_optimum $(ARGS)
 
 .PHONY: bench-validate
 bench-validate: $(READY) ## Hold the simulator against a real server on this machine
-	PYTHONPATH=. $(BIN)/python -m benchmarks.engines.validation
+	$(BIN)/python -m benchmarks.engines.validation
 
 .PHONY: bench-failures
 bench-failures: $(READY) ## Make failures happen and measure what clients see (ARGS="-k name" for some)
-	PYTHONPATH=. $(BIN)/python -m benchmarks.engines.failures $(ARGS)
+	$(BIN)/python -m benchmarks.engines.failures $(ARGS)
 
 .PHONY: bench-decode
 bench-decode: $(READY) ## Have a decode engine run out of memory, vLLM's ways to bear it and ours, in half an hour
-	PYTHONPATH=. $(BIN)/python -m benchmarks.engines.decode.pressure $(ARGS)
+	$(BIN)/python -m benchmarks.engines.decode.pressure $(ARGS)
 
 .PHONY: bench-compare
 bench-compare: $(READY) ## Compare with Ray Serve LLM's own prefill/decode application, in two to three hours
