@@ -1,6 +1,4 @@
-"""Steps, waiters and rules for tests of preemption."""
-
-import math
+"""Steps and rules for tests of preemption."""
 
 from msgspec.structs import replace
 
@@ -13,14 +11,6 @@ from slo.preemption.types import (
     ReplicaState,
     RunningStep,
 )
-from slo.queue.prefill import Prefill
-from slo.request import JobId
-
-NEVER = math.inf
-
-
-def job(name, due_s=NEVER, work_s=1.0, weight=1.0, **history):
-    return Prefill(JobId(name), weight, due_s, work_s, 0.0, **history)
 
 
 def step(*members, remaining_s=2.0, **about):
@@ -32,5 +22,6 @@ def rules(policy=PreemptionPolicy.RESCUE, mode=PreemptionMode.RESUME, **fields):
     return PreemptionRules(mode, policy, **{"limits": Limits.default_for(mode), "margin": 1.2, **fields})
 
 
-def asked(running, *waiting, now_s=0.0, steps=0, held_bytes=0, **about):
-    return decide(ReplicaState(running, waiting, steps, held_bytes), now_s, rules(**about))
+def asked(running, *waiting, now_s=0.0, steps=0, held_bytes=0, forecast=None, targets=None, **about):
+    state = ReplicaState(running, waiting, steps, held_bytes)
+    return decide(state, now_s, rules(**about), forecast, targets)

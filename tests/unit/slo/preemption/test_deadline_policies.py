@@ -5,7 +5,8 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from preemption_steps import asked, job, step
+from preemption_steps import asked, step
+from queued_prefills import job
 
 from slo.preemption.types import Keep, KeepReason, Preempt, PreemptionMode, PreemptionPolicy, PreemptReason
 from slo.request import JobId

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from preemption_steps import NEVER, asked, job, rules, step
+from preemption_steps import asked, rules, step
+from queued_prefills import NEVER, job
 
 from slo.preemption.decide import decide, limit_reached, must_wait
 from slo.preemption.types import (

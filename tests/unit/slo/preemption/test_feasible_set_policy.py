@@ -3,11 +3,15 @@
 import dataclasses
 import itertools
 import math
+from functools import partial
 
+import preemption_steps
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from preemption_steps import step
+from queued_prefills import NEVER, job
 
 from slo.preemption.decide import decide
 from slo.preemption.types import (
@@ -17,7 +21,6 @@ from slo.preemption.types import (
     Preempt,
     PreemptionMode,
     PreemptionPolicy,
-    PreemptionRules,
     PreemptReason,
     ReplicaState,
     RunningStep,
@@ -30,25 +33,9 @@ from slo.request import JobId
 from slo.tiers import Tier
 
 RESUME, RECOMPUTE, _ = PreemptionMode
-NEVER = math.inf
 NO_LIMITS = Limits(10**9, math.inf, 10**9, 10**12, 2.0)
-
-
-def job(name, due_s=NEVER, work_s=1.0, weight=1.0, **history):
-    return Prefill(JobId(name), weight, due_s, work_s, 0.0, **history)
-
-
-def step(*members, remaining_s=2.0, restart_s=None, **about):
-    members = tuple(replace(member, remaining_s=remaining_s) for member in members)
-    return RunningStep(7, members, remaining_s, restart_s or remaining_s, **about)
-
-
-def rules(mode=RESUME, margin=1.0, **fields):
-    return PreemptionRules(mode, PreemptionPolicy.FEASIBLE_SET, margin, **fields)
-
-
-def asked(running, *waiting, now_s=0.0, forecast=None, targets=None, **about):
-    return decide(ReplicaState(running, waiting), now_s, rules(**about), forecast, targets)
+rules = partial(preemption_steps.rules, PreemptionPolicy.FEASIBLE_SET, margin=1.0)
+asked = partial(preemption_steps.asked, policy=PreemptionPolicy.FEASIBLE_SET, margin=1.0)
 
 
 def stops(running, *waiting, **about):
@@ -297,7 +284,7 @@ def states(draw):
 ALL_RULES = st.builds(
     rules,
     st.sampled_from([RESUME, RECOMPUTE]),
-    MARGINS,
+    margin=MARGINS,
     limits=st.just(dataclasses.replace(NO_LIMITS, max_suspended_s=60.0)),
 )
 FORECASTS = st.sampled_from([None, crowded()])

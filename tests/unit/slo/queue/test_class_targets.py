@@ -5,21 +5,16 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from queued_prefills import job, names
 
 from slo.queue.class_targets import LEAST_BURN, MOST_BURN, ClassCounts, ClassPrices, ClassTargets
 from slo.queue.feasible_set import feasible_set
 from slo.queue.order import QueueOrder, order
-from slo.queue.prefill import Prefill
-from slo.request import JobId
 from slo.tiers import Tier
 
 CHAT, FILES = Tier("chat"), Tier("files")
 TARGETS = {CHAT: 0.9, FILES: 0.9}
 NOBODY = ()
-
-
-def job(name, tier, due_s, work_s=1.0):
-    return Prefill(JobId(name), 1.0, due_s, work_s, 0.0, tier=tier)
 
 
 def served(account, tier, count, missed=0, now_s=0.0, work_s=None):
@@ -28,10 +23,6 @@ def served(account, tier, count, missed=0, now_s=0.0, work_s=None):
             account.arrived(tier, work_s, now_s)
         account.ended(tier, now_s - 1.0 if number < missed else now_s + 1.0, now_s)
     return account
-
-
-def names(prefills):
-    return [prefill.job_id for prefill in prefills]
 
 
 def test_the_price_is_the_misses_over_those_allowed():
@@ -66,9 +57,9 @@ def test_with_a_strict_target_work_does_not_count():
 def test_those_that_will_be_late_count_as_missed_while_they_still_wait():
     state = served(ClassTargets(TARGETS), FILES, 100).state
     calm = state.at(NOBODY, 0.0).price(FILES)
-    late = [job(str(number), FILES, due_s=0.5) for number in range(30)]
+    late = [job(str(number), due_s=0.5, tier=FILES) for number in range(30)]
     assert state.at(late, 0.0).price(FILES) > 1.0 > calm
-    assert state.at([job("met", FILES, 1.0), job("undated", FILES, math.inf)], 0.0).price(FILES) == calm
+    assert state.at([job("met", 1.0, tier=FILES), job("undated", tier=FILES)], 0.0).price(FILES) == calm
 
 
 def test_what_has_no_deadline_or_no_target_is_not_counted():
@@ -90,7 +81,7 @@ def test_old_misses_are_forgotten_even_over_a_long_time():
 
 def test_the_class_that_has_missed_more_is_kept():
     """Two that cannot both be on time: by work alone it is always the long one that is left out."""
-    queue = [job("short", CHAT, 3.0, 1.0), job("long", FILES, 3.0, 2.5)]
+    queue = [job("short", 3.0, tier=CHAT), job("long", 3.0, 2.5, tier=FILES)]
     assert names(feasible_set(queue, 0.0).feasible) == ["short"]
     account = served(served(ClassTargets(TARGETS), CHAT, 1000), FILES, 1000, missed=200)
     prices = account.state.at(queue, 0.0)
@@ -133,6 +124,6 @@ def test_no_account_asks_for_what_cannot_be(ends):
 
 
 def test_one_class_alone_is_ordered_as_without_targets():
-    queue = [job(str(number), CHAT, 1.0 + number, 1.0 + number % 3) for number in range(12)]
+    queue = [job(str(number), 1.0 + number, 1.0 + number % 3, tier=CHAT) for number in range(12)]
     state = served(ClassTargets(TARGETS), CHAT, 50, missed=9, work_s=0.7).state
     assert feasible_set(queue, 0.0, prices=state.at(queue, 0.0)) == feasible_set(queue, 0.0)

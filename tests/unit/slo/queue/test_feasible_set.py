@@ -1,11 +1,9 @@
 """Who is kept on time when not everybody can be, with and without an eye to what will arrive."""
 
-import itertools
-import math
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from queued_prefills import DUE, best_weight, is_feasible, job, names, queues
 
 from slo.predict.prefill_time import PrefillPredictor
 from slo.queue.arrival_forecast import Forecast
@@ -13,11 +11,7 @@ from slo.queue.feasible_set import PREEMPTED_FACTOR, feasible_set, value
 from slo.queue.prefill import Prefill, together_s
 from slo.request import JobId
 
-NEVER = math.inf
-
-
-def job(name, due_s=NEVER, work_s=1.0, weight=1.0, **history):
-    return Prefill(JobId(name), weight, due_s, work_s, 0.0, **history)
+SOME_STOPPED = (0, 0, 1)
 
 
 def expecting(load, weight=4.0, work_s=0.1):
@@ -28,46 +22,8 @@ def expecting(load, weight=4.0, work_s=0.1):
     return forecast.at(3000 * work_s / load)
 
 
-def names(prefills):
-    return [prefill.job_id for prefill in prefills]
-
-
-def is_feasible(prefills, start_s):
-    ends = itertools.accumulate((prefill.remaining_s for prefill in prefills), initial=start_s)
-    return all(
-        end_s <= p.deadline_s + 1e-9
-        for p, end_s in zip(prefills, itertools.islice(ends, 1, None), strict=True)
-    )
-
-
-def most_on_time(prefills, start_s):
-    """The largest number that can be on time, by trying every set in order of deadlines."""
-    by_deadline = sorted(prefills, key=lambda prefill: prefill.deadline_s)
-    for size in range(len(by_deadline), 0, -1):
-        if any(is_feasible(chosen, start_s) for chosen in itertools.combinations(by_deadline, size)):
-            return size
-    return 0
-
-
 CALM, CROWDED = expecting(0.85), expecting(1.5)
 FORECASTS = st.sampled_from([None, CALM, expecting(1.0), CROWDED, expecting(3.0, weight=1.0, work_s=1.0)])
-DUE = st.integers(-5, 60).map(float)
-
-
-DUE_OR_NOT = st.one_of(st.just(NEVER), DUE)
-
-
-def queues(weights=(1.0, 2.0, 4.0), due=DUE_OR_NOT, stopped=(0, 0, 1)):
-    prefills = st.builds(
-        Prefill,
-        st.uuids().map(str).map(JobId),
-        st.sampled_from(weights),
-        due,
-        st.integers(1, 20).map(float),
-        st.integers(0, 9).map(float),
-        preemptions=st.sampled_from(stopped),
-    )
-    return st.lists(prefills, max_size=7)
 
 
 def test_everybody_is_kept_where_everybody_can_be():
@@ -110,13 +66,13 @@ def test_who_has_the_time_is_kept_although_much_is_expected():
 
 
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.85])
-@given(prefills=queues())
+@given(prefills=queues(stopped=SOME_STOPPED))
 def test_a_forecast_of_what_can_be_done_changes_nothing(load, prefills):
     assert feasible_set(prefills, 0.0, expecting(load)) == feasible_set(prefills, 0.0)
 
 
 @settings(max_examples=300)
-@given(queues(), st.floats(0, 10), FORECASTS)
+@given(queues(stopped=SOME_STOPPED), st.floats(0, 10), FORECASTS)
 def test_all_that_are_kept_end_in_time_and_nobody_is_dropped_or_repeated(prefills, start_s, forecast):
     kept, tardy, rest = feasible_set(prefills, start_s, forecast)
     assert is_feasible(kept, start_s)
@@ -126,7 +82,7 @@ def test_all_that_are_kept_end_in_time_and_nobody_is_dropped_or_repeated(prefill
 
 
 @settings(max_examples=300)
-@given(queues(due=DUE), st.floats(0, 10), FORECASTS)
+@given(queues(due=DUE, stopped=SOME_STOPPED), st.floats(0, 10), FORECASTS)
 def test_the_time_that_is_to_be_kept_free_is_kept_free(prefills, start_s, forecast):
     """Until the deadline of each that is kept, but soon, no more is done than its own density allows."""
     end_s = 0.0
@@ -141,9 +97,9 @@ def test_the_time_that_is_to_be_kept_free_is_kept_free(prefills, start_s, foreca
 
 
 @settings(max_examples=200)
-@given(queues(weights=(1.0,), due=DUE, stopped=(0,)), st.integers(0, 10).map(float))
+@given(queues(weights=(1.0,), due=DUE), st.integers(0, 10).map(float))
 def test_with_equal_weights_and_no_forecast_as_many_are_kept_as_can_be(prefills, start_s):
-    assert len(feasible_set(prefills, start_s).feasible) == most_on_time(prefills, start_s)
+    assert len(feasible_set(prefills, start_s).feasible) == best_weight(prefills, start_s)
 
 
 GPU = PrefillPredictor(per_token_s=24e-6, fixed_s=0.0, per_pair_s=0.9e-9, floor_s=0.043)

@@ -1,69 +1,21 @@
 """What every order of the queue has in common, and whose deadline is not met when not all can be."""
 
 import itertools
-import math
 import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from queued_prefills import DUE, best_weight, job, on_time, queues, weight
 
 from slo.queue.order import QueueOrder, order
-from slo.queue.prefill import Prefill
 from slo.queue.slack import sedf_rank
-from slo.request import JobId
 
-NEVER = math.inf
 SEED = 20260216
-
-
-def job(name, due_s=NEVER, work_s=1.0, weight=1.0, arrived_s=0.0, **history):
-    return Prefill(JobId(name), weight, due_s, work_s, arrived_s, **history)
 
 
 def names(kind, prefills, now_s=0.0, **about):
     return [prefill.job_id for prefill in order(kind, prefills, now_s, **about)]
-
-
-def on_time(prefills, start_s=0.0):
-    """Those that end by their deadline when run in the given order."""
-    ends = itertools.accumulate((prefill.remaining_s for prefill in prefills), initial=start_s)
-    return [
-        p for p, end_s in zip(prefills, itertools.islice(ends, 1, None), strict=True) if end_s <= p.deadline_s
-    ]
-
-
-def weight(prefills):
-    return sum(prefill.weight for prefill in prefills)
-
-
-def best_weight(prefills):
-    """The largest weight on time, by trying every set in order of deadlines."""
-    by_deadline = sorted(prefills, key=lambda prefill: prefill.deadline_s)
-    sets = (
-        [prefill for prefill, chosen in zip(by_deadline, choice, strict=True) if chosen]
-        for choice in itertools.product((False, True), repeat=len(by_deadline))
-    )
-    return max(weight(chosen) for chosen in sets if len(on_time(chosen)) == len(chosen))
-
-
-WORKS = st.integers(1, 20).map(float)
-DUE = st.one_of(st.just(NEVER), st.integers(-5, 60).map(float))
-
-
-TIERS = (1.0, 2.0, 4.0)
-
-
-def queues(weights=TIERS, due=DUE):
-    prefills = st.builds(
-        Prefill,
-        st.uuids().map(str).map(JobId),
-        st.sampled_from(weights),
-        due,
-        WORKS,
-        st.integers(0, 9).map(float),
-    )
-    return st.lists(prefills, max_size=7)
 
 
 @given(queues(), st.floats(-5, 60))
@@ -89,7 +41,7 @@ def test_nobody_is_dropped_or_repeated(prefills, kind):
 
 
 @settings(max_examples=200)
-@given(queues(due=st.integers(-5, 60).map(float)))
+@given(queues(due=DUE))
 def test_those_kept_on_time_lead_and_none_of_those_tardy_fits_between_them(prefills):
     ordered = order(QueueOrder.FEASIBLE_SET, prefills, 0.0)
     kept = [*itertools.takewhile(on_time(ordered).__contains__, ordered)]
