@@ -1,4 +1,4 @@
-"""A governor without a board, and the jobs that it knows."""
+"""Governors without a board, and the jobs that they know."""
 
 from published import Engine
 
@@ -25,18 +25,23 @@ def job(name, tokens=100, deadline_s=NO_DEADLINE, tier=BACKGROUND, arrived_s=0.0
     return ENGINE.knows(Accepted(JobId(name), tier, tokens, deadline_s, arrived_s))
 
 
-def governor(*jobs, mode=PreemptionMode.RESUME, boundaries=BOUNDARIES, order=QueueOrder.SEDF, **limits):
-    ledger = PrefillLedger(LINE)
+def ledger_of(*jobs, predictor=LINE):
+    ledger = PrefillLedger(predictor)
     for each in jobs:
-        ledger.arrived(ENGINE.knows(each))
+        ledger.arrived(each)
+    return ledger
+
+
+def governor_of(ledger, rules, boundaries=BOUNDARIES, order=QueueOrder.SEDF):
+    """One whose pass has so many boundaries, evenly spread."""
+    profile = ForwardProfile(PassShape.even(boundaries), (BYTES_PER_TOKEN,) * boundaries)
+    return Governor(ledger, WEIGHTS, rules, order, profile)
+
+
+def governor(*jobs, mode=PreemptionMode.RESUME, boundaries=BOUNDARIES, order=QueueOrder.SEDF, **limits):
+    """One with these jobs, which `ENGINE` knows, too."""
     rules = PreemptionRules(mode=mode, margin=1.5, limits=Limits(**limits))
-    return Governor(
-        ledger,
-        WEIGHTS,
-        rules,
-        order,
-        ForwardProfile(PassShape.even(boundaries), (BYTES_PER_TOKEN,) * boundaries),
-    )
+    return governor_of(ledger_of(*map(ENGINE.knows, jobs)), rules, boundaries, order)
 
 
 view = ENGINE.view

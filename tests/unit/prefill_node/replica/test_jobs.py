@@ -5,6 +5,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from governors import governor_of
 from job_table import SQL, TOKEN, called, prefill
 from ray.serve.llm.openai_api_models import ErrorResponse
 from read_blocks import ReadBlocks
@@ -12,16 +13,13 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from prefill_node.board.messages import Reached
 from prefill_node.release import RELEASE_PREFIX, Release
-from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.snapshot import load
 from prefill_node.replica.jobs import CLIENT_CLOSED_REQUEST
 from sampling.carried import KV_PARAMS, Adapter, CacheUse, Prefilled
 from slo.model_digest import OTHER_MODEL, UNTOLD, ModelDigest
-from slo.predict.pass_shape import PassShape
 from slo.preemption.types import PreemptionRules
-from slo.queue.order import QueueOrder
 from slo.request import ENGINE_DIED, JobId, job_of
-from slo.tiers import BACKGROUND, PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, PREMIUM
 
 
 async def test_it_is_sampled_as_the_client_asked_and_says_where_its_blocks_are(table, client):
@@ -177,9 +175,7 @@ async def test_before_a_full_replica_a_premium_job_goes_before_background_ones(t
 
 def reported(table):
     """What the router is told: the jobs and their budgets, and which have ended."""
-    profile = ForwardProfile(PassShape.even(4), (100.0,) * 4)
-    governor = Governor(table._ledger, {STANDARD: 1.0}, PreemptionRules(), QueueOrder.SEDF, profile)
-    told = load(governor, None, Reached(0, 0), time.monotonic())
+    told = load(governor_of(table._ledger, PreemptionRules()), None, Reached(0, 0), time.monotonic())
     return {job.job_id: job for job in told.jobs}, table._ledger.take_ended()
 
 

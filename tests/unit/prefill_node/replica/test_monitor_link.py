@@ -3,21 +3,19 @@
 from types import SimpleNamespace
 
 import pytest
+from governors import BOUNDARIES, NOTHING_REACHED, governor_of, ledger_of
 from played_watch import PlayedWatch
-from published import Account, Engine, running, suspended
+from published import LINE, Account, Engine, running, suspended
 
 from prefill_node.board.events import Passed, Resumed, Stopped, decode
 from prefill_node.board.messages import Reached, SchedulerView, StepView
 from prefill_node.engine.board_writer import Bulletin
 from prefill_node.replica import monitor_link
-from prefill_node.replica.governing.governor import ForwardProfile, Governor
-from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
+from prefill_node.replica.governing.ledger import Accepted
 from prefill_node.replica.governing.monitor_view import replica_seen
 from prefill_node.replica.monitor_link import Monitored
 from slo.monitor.directives import DirectiveReason, PreemptDirective, StepSeen, WaiterSeen
 from slo.monitor.policy import ClusterPolicy
-from slo.predict.pass_shape import PassShape
-from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import (
     Keep,
     KeepReason,
@@ -28,19 +26,12 @@ from slo.preemption.types import (
     PreemptionRules,
     PreemptReason,
 )
-from slo.queue.order import QueueOrder
 from slo.queue.slack import NO_DEADLINE
 from slo.request import JobId, ReplicaId
 from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 R = ReplicaId("r")
-LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0, handoff_s=0.05)
-WEIGHTS = {PREMIUM: 4.0, STANDARD: 2.0, BACKGROUND: 1.0}
-BOUNDARIES = 10
 NOW_S = 100.0
-NOTHING_REACHED = Reached(0, 0)
-
-
 ENGINE = Engine()
 
 
@@ -54,11 +45,8 @@ ENGINE.knows(job("first", 100, 5.0))
 
 
 def governor(*jobs, mode=PreemptionMode.RESUME, boundaries=BOUNDARIES, **limits):
-    ledger = PrefillLedger(LINE)
-    for each in jobs:
-        ledger.arrived(each)
     rules = PreemptionRules(mode=mode, limits=Limits(**limits))
-    return Governor(ledger, WEIGHTS, rules, QueueOrder.SEDF, ForwardProfile(PassShape.even(boundaries)))
+    return governor_of(ledger_of(*jobs, predictor=LINE), rules, boundaries)
 
 
 def view(*jobs, suspended=(), accounts=None, guard=0.0, stoppable=True):

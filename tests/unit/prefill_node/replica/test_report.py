@@ -4,19 +4,17 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from governors import governor_of
 from played_watch import PlayedWatch
 from published import Engine, running
 
 from prefill_node.board.messages import Reached, SchedulerView, StepView
-from prefill_node.replica.governing.governor import ForwardProfile, Governor
 from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
 from prefill_node.replica.report import ReportBuilder
 from slo.model_digest import ModelDigest
 from slo.monitor.messages import Role
-from slo.predict.pass_shape import PassShape
 from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import PreemptionRules
-from slo.queue.order import QueueOrder
 from slo.queue.slack import NO_DEADLINE
 from slo.reports import EngineEnd, ReplicaGone
 from slo.request import JobId, ReplicaId
@@ -44,8 +42,7 @@ class Instruments:
 
 
 def builder_of(ledger, tap, instruments, engine=ENGINE):
-    profile = ForwardProfile(PassShape.even(4), (100.0,) * 4)
-    governor = Governor(ledger, {PREMIUM: 1.0}, PreemptionRules(), QueueOrder.SEDF, profile)
+    governor = governor_of(ledger, PreemptionRules(), boundaries=4)
     return ReportBuilder(ReplicaId("p"), engine, governor, tap, instruments)
 
 

@@ -4,32 +4,25 @@ import math
 import random
 
 import pytest
+from governors import governor_of, ledger_of
 
 from prefill_node.board.events import Passed
-from prefill_node.replica.governing.governor import ForwardProfile, Governor
-from prefill_node.replica.governing.ledger import PrefillLedger
 from prefill_node.replica.monitor_link import Monitored
 from slo.monitor.core import SETTLE_S, MonitorCore
 from slo.monitor.directives import ReplicaSeen
 from slo.monitor.messages import MonitorReport, PrefillSeen, Role
 from slo.monitor.settings import MonitorSettings
-from slo.predict.pass_shape import PassShape
 from slo.predict.prefill_time import PrefillPredictor, attention_pairs
 from slo.preemption.types import PreemptionMode, PreemptionRules
-from slo.queue.order import QueueOrder
 from slo.request import ReplicaId
-from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
 R = ReplicaId("r")
 TRUTH = PrefillPredictor(per_token_s=2e-4, fixed_s=0.01, handoff_s=0.05, per_pair_s=1e-8)
-WEIGHTS = {PREMIUM: 4.0, STANDARD: 2.0, BACKGROUND: 1.0}
 NOISE = 0.05
 
 
 def replica(profile):
-    rules = PreemptionRules(mode=PreemptionMode.RESUME)
-    shape = ForwardProfile(PassShape.even(10))
-    return Governor(PrefillLedger(profile), WEIGHTS, rules, QueueOrder.SEDF, shape)
+    return governor_of(ledger_of(predictor=profile), PreemptionRules(mode=PreemptionMode.RESUME))
 
 
 def serve(requests, governor, core, *, seed=1):

@@ -3,30 +3,21 @@
 import math
 
 import pytest
+from governors import BOUNDARIES, NOTHING_REACHED, governor_of, ledger_of
 from published import Account, Engine
 from published import running as running_step
 from published import suspended as suspended_step
 
 from prefill_node.board.messages import Reached
-from prefill_node.replica.governing.governor import ForwardProfile, Governor
-from prefill_node.replica.governing.ledger import Accepted, PrefillLedger
+from prefill_node.replica.governing.ledger import Accepted
 from prefill_node.replica.governing.snapshot import load, snapshot
-from slo.predict.pass_shape import PassShape
-from slo.predict.prefill_time import PrefillPredictor
 from slo.preemption.types import Limits, PreemptionRules
-from slo.queue.order import QueueOrder
 from slo.queue.slack import NO_DEADLINE
 from slo.reports import OutstandingJob
 from slo.request import JobId
 from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
-LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
-WEIGHTS = {PREMIUM: 4.0, STANDARD: 2.0, BACKGROUND: 1.0}
 NOW_S = 100.0
-NOTHING_REACHED = Reached(0, 0)
-BOUNDARIES = 10
-
-
 ENGINE = Engine()
 view = ENGINE.view
 
@@ -36,12 +27,7 @@ def job(name, tokens=1000, deadline_s=NO_DEADLINE, tier=BACKGROUND):
 
 
 def governor(*jobs, boundaries=BOUNDARIES, **limits):
-    ledger = PrefillLedger(LINE)
-    for each in jobs:
-        ledger.arrived(each)
-    rules = PreemptionRules(limits=Limits(**limits))
-    profile = ForwardProfile(PassShape.even(boundaries), (100.0,) * boundaries)
-    return Governor(ledger, WEIGHTS, rules, QueueOrder.SEDF, profile)
+    return governor_of(ledger_of(*jobs), PreemptionRules(limits=Limits(**limits)), boundaries)
 
 
 def running(*jobs, started_s=99.0, **about):
