@@ -9,10 +9,9 @@ from slo.predict.prefill_time import PrefillPredictor
 from slo.queue.prefill import Prefill
 from slo.queue.slack import NO_DEADLINE
 from slo.request import JobId
-from slo.tiers import BACKGROUND, PREMIUM, STANDARD
+from slo.tiers import DEFAULT_TIERS
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0, handoff_s=0.05)
-WEIGHTS = {PREMIUM: 4.0, STANDARD: 2.0, BACKGROUND: 1.0}
 
 
 class Account(NamedTuple):
@@ -94,7 +93,7 @@ class Engine:
             return nobody(name, remaining_s)
         return Prefill(
             job.job_id,
-            WEIGHTS[job.tier],
+            DEFAULT_TIERS[job.tier].weight,
             job.deadline_s,
             remaining_s,
             job.arrived_s,

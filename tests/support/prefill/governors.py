@@ -11,10 +11,9 @@ from slo.preemption.types import Limits, PreemptionMode, PreemptionRules
 from slo.queue.order import QueueOrder
 from slo.queue.slack import NO_DEADLINE
 from slo.request import JobId
-from slo.tiers import BACKGROUND, PREMIUM, STANDARD
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
-WEIGHTS = {PREMIUM: 4.0, STANDARD: 2.0, BACKGROUND: 1.0}
 NOTHING_REACHED = Reached(0, 0)
 BOUNDARIES = 10
 BYTES_PER_TOKEN = 100
@@ -35,7 +34,7 @@ def ledger_of(*jobs, predictor=LINE):
 def governor_of(ledger, rules, boundaries=BOUNDARIES, order=QueueOrder.SEDF):
     """One whose pass has so many boundaries, evenly spread."""
     profile = ForwardProfile(PassShape.even(boundaries), (BYTES_PER_TOKEN,) * boundaries)
-    return Governor(ledger, WEIGHTS, rules, order, profile)
+    return Governor(ledger, DEFAULT_TIERS.weights, rules, order, profile)
 
 
 def governor(*jobs, mode=PreemptionMode.RESUME, boundaries=BOUNDARIES, order=QueueOrder.SEDF, **limits):

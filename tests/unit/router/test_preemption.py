@@ -14,10 +14,10 @@ from slo.predict.prefill_time import PrefillPredictor
 from slo.queue.slack import NO_DEADLINE
 from slo.reports import DecodeReported, OutstandingJob, PrefillReported
 from slo.request import JobId, ReplicaId
-from slo.tiers import BACKGROUND, PREMIUM, STANDARD, TierPolicy
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, TierPolicy
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
-WEIGHTS = {PREMIUM: 4.0, STANDARD: 2.0, BACKGROUND: 1.0}
+WEIGHTS = DEFAULT_TIERS.weights
 POLICIES = {tier: TierPolicy(None, None, sheddable=True, weight=weight) for tier, weight in WEIGHTS.items()}
 LONG = OutstandingJob(JobId("long"), BACKGROUND, 10_000, None)
 

@@ -2,30 +2,20 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from small_router import POLICIES, report
 
 from router.core import RouterCore
 from router.fleet.view import RouterLimits, usable
 from router.messages import Placed, PlacementRequested
 from router.placement.least_harm import LeastHarm
 from slo.errors import Rejected, RejectionReason
-from slo.predict.prefill_time import PrefillPredictor
 from slo.replacement import FailureCause, ReplacementRequested
-from slo.reports import DecodeReported, PrefillReported, ReplicaGone
+from slo.reports import DecodeReported, ReplicaGone
 from slo.request import JobId, ReplicaId
-from slo.tiers import BACKGROUND, PREMIUM, STANDARD, TierPolicy
+from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
-LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0, handoff_s=0.1)
-POLICIES = {
-    PREMIUM: TierPolicy(0.5, None, sheddable=False, weight=4.0),
-    STANDARD: TierPolicy(2.0, None, sheddable=True, weight=2.0),
-    BACKGROUND: TierPolicy(None, None, sheddable=True, weight=1.0),
-}
 A, B, C, D = (ReplicaId(name) for name in "abcd")
 SILENT_S, STALE_S = 1.5, 10.0
-
-
-def report(replica, **rest):
-    return PrefillReported(replica, LINE, (), None, 0.0, **rest)
 
 
 def core(*prefill, decode=(D,)):

@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 from router.fleet.prefill_replica import PlacedJob, PrefillView
 from slo.predict.prefill_time import PrefillPredictor
 from slo.request import JobId, ReplicaId
-from slo.tiers import BACKGROUND, PREMIUM
+from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.01)
-WEIGHTS = {PREMIUM: 4.0, BACKGROUND: 1.0}
 
 
 def view(*jobs, running=None):
-    known = PrefillView(ReplicaId("replica"), LINE, 0.0, WEIGHTS)
+    known = PrefillView(ReplicaId("replica"), LINE, 0.0, DEFAULT_TIERS.weights)
     known.replace(jobs, running, 0.0)
     return known
 

@@ -26,7 +26,6 @@ from slo.request import JobId, ReplicaId
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
 
 LINE = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
-WEIGHTS = {PREMIUM: 4.0, STANDARD: 2.0, BACKGROUND: 1.0}
 WAITING = st.tuples(
     st.integers(1, 3000),
     st.one_of(st.floats(0.05, 12.0), st.just(NO_DEADLINE)),
@@ -36,7 +35,7 @@ WAITING = st.tuples(
 
 def replica(*jobs, name="prefill-0", running=None, preemptible_in_s=None):
     """A replica with these (tokens, due, tier); the one at `running` has just begun."""
-    known = PrefillView(ReplicaId(name), LINE, 0.0, WEIGHTS)
+    known = PrefillView(ReplicaId(name), LINE, 0.0, DEFAULT_TIERS.weights)
     placed = [PlacedJob(JobId(f"{n}"), tier, tokens, due, 0.0) for n, (tokens, due, tier) in enumerate(jobs)]
     known.preemptible_in_s = preemptible_in_s
     known.replace(placed, None if running is None else JobId(str(running)), 0.0)

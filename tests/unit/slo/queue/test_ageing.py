@@ -8,7 +8,7 @@ from own_tiers import FILE, FOUR, IMAGE, ONE, SEVEN, TEXT
 from slo.queue.ageing import Ageing, weight_at
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD, SYSTEM
 
-WEIGHTS = {tier: policy.weight for tier, policy in DEFAULT_TIERS.items()}
+WEIGHTS = DEFAULT_TIERS.weights
 BELOW_PREMIUM = 1.5
 AGEING = Ageing()
 TIERS = st.sampled_from(DEFAULT_TIERS.names)

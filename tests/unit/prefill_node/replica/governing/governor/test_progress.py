@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from governors import LONG, NOTHING_REACHED, URGENT, WEIGHTS, governor, job, view
+from governors import LONG, NOTHING_REACHED, URGENT, governor, job, view
 from published import Account, running, suspended
 
 from prefill_node.board.messages import Reached
@@ -10,7 +10,7 @@ from prefill_node.replica.governing.ledger import Accepted
 from slo.monitor.directives import DirectiveReason, PreemptDirective
 from slo.preemption.types import Keep, KeepReason, Preempt
 from slo.request import JobId, ReplicaId
-from slo.tiers import PREMIUM, Tier
+from slo.tiers import DEFAULT_TIERS, PREMIUM, Tier
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_request_of_a_tier_that_only_others_know_counts_for_the_least():
     deciding = governor(LONG)
     deciding.arrived(Accepted(JobId("other"), Tier("other"), 100, 0.5, 0.0), 0.0)
     (waiting,) = [each for each in deciding.waiting(view(running("long")), 0.0) if each.job_id == "other"]
-    assert waiting.weight == min(WEIGHTS.values())
+    assert waiting.weight == min(DEFAULT_TIERS.weights.values())
 
 
 def test_a_forward_pass_without_boundaries_makes_no_progress():
