@@ -11,6 +11,17 @@ def assert_soon(condition, within_s, message="it did not happen in time"):
         time.sleep(0.1)
 
 
+async def until(condition, within_s=5.0):
+    """Wait for a condition while the loop goes on.
+
+    Raises:
+        TimeoutError: if it does not come about.
+    """
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110 - a condition has no event
+            await asyncio.sleep(0.005)
+
+
 def at_rest(deployment):
     """Whether no replica holds KV blocks or has anything to do."""
     fleet = deployment.fleet()

@@ -7,6 +7,7 @@ from engines import whole_prompt
 from two_tiers import answer, two_tiers_in
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
+from waiting import until
 
 from decode_node.engine.setup import DecodeSetup
 from decode_node.requests.leaving import LEFT
@@ -42,12 +43,6 @@ def params(number, **more):
     given = {**SAMPLING[number % len(SAMPLING)], **more}
     kind = DELTA if number % 3 else WHOLE
     return SamplingParams(max_tokens=250, ignore_eos=True, output_kind=kind, **given)
-
-
-async def until(is_so):
-    async with asyncio.timeout(60):
-        while not is_so():  # noqa: ASYNC110 - of lists that know no events
-            await asyncio.sleep(0.01)
 
 
 async def short_ones_first(tiers):
@@ -141,7 +136,7 @@ def test_a_client_that_leaves_meanwhile_leaves_nothing_behind(engines, loop):
         await short_ones_first(tiers)
         before = len(tiers.asked)
         streams = [asyncio.create_task(answer(tiers.generate(prompt, how), how)) for prompt, how in asked]
-        await until(lambda: len(tiers.asked) == before + len(asked))
+        await until(lambda: len(tiers.asked) == before + len(asked), within_s=60)
         tiers.before_pull = wait  # of the first that has left
         await asyncio.wait_for(waiting.wait(), 60)
         for stream in streams:

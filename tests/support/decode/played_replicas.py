@@ -313,11 +313,3 @@ RESAMPLED = Request(seed=1)
 CASES = pytest.mark.parametrize(
     ("request_", "answer"), [(Request(), STREAMED), (WHOLE, [ANSWER]), (RESAMPLED, STREAMED)], ids=str
 )
-
-
-async def until(condition):
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it never is so")

@@ -9,6 +9,7 @@ import httpx
 import uvicorn
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from waiting import until
 
 from deployments.config.limits import LimitsConfig
 from deployments.http.proxy import LIMITS_VARIABLE, middlewares
@@ -98,8 +99,7 @@ async def serving(monkeypatch, limits=LIMITS, **options):
     listening = socket.create_server(("127.0.0.1", 0), backlog=2048)
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, http="httptools", **options))
     running = asyncio.create_task(server.serve(sockets=[listening]))
-    while not server.started:  # noqa: ASYNC110 - uvicorn tells in no other way
-        await asyncio.sleep(0.01)
+    await until(lambda: server.started)
     yield proxy, listening.getsockname()[1], app
     server.should_exit = True
     server.force_exit = True

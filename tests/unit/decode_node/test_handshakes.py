@@ -9,6 +9,7 @@ import pytest
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import GenerationError
+from waiting import until
 
 from decode_node import handshakes
 from decode_node.handshakes import Handshakes, NothingPulledError
@@ -211,9 +212,3 @@ async def test_a_call_to_the_tier_that_fails_does_not_end_the_handshakes_of_one_
     tier.broadcast, of_class = fails, tier.broadcast
     tier.up = 2
     await until(lambda: engine.pulled)
-
-
-async def until(holds):
-    async with asyncio.timeout(2.0):
-        while not holds():  # noqa: ASYNC110 - a condition has no event
-            await asyncio.sleep(0.01)

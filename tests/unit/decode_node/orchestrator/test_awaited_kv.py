@@ -17,8 +17,8 @@ from played_replicas import (
     Request,
     context,
     orchestrated,
-    until,
 )
+from waiting import until
 
 from decode_node.carrying import PRESSURE_SCHEDULER
 from decode_node.requests.local_prefills import LocalPrefills

@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from played_replicas import ANSWER, DROPS, FIRST, SECOND, STREAMED, WHOLE, A, Counts, Play, serve, until
+from played_replicas import ANSWER, DROPS, FIRST, SECOND, STREAMED, WHOLE, A, Counts, Play, serve
+from waiting import until
 
 from decode_node.carrying import PRESSURE_SCHEDULER, SCHEDULER
 from decode_node.requests.dropping import MAY_DROP_XARG

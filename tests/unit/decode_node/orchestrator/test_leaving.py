@@ -20,8 +20,8 @@ from played_replicas import (
     Request,
     refusal,
     serve,
-    until,
 )
+from waiting import until
 
 from decode_node.carrying import PRESSURE_SCHEDULER, SCHEDULER
 from decode_node.requests.leaving import MAY_LEAVE_XARG

@@ -21,9 +21,9 @@ from played_replicas import (
     context,
     orchestrator,
     serve,
-    until,
 )
 from vllm import SamplingParams
+from waiting import until
 
 from decode_node.rendering import LocalReason
 from decode_node.requests.local_prefills import LocalPrefills

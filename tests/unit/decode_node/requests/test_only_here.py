@@ -8,6 +8,7 @@ import pytest
 from vllm import SamplingParams
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
+from waiting import until
 
 from decode_node.requests.local_prefills import LocalPrefills, TooManyPromptsError
 from decode_node.requests.only_here import admitted, too_many
@@ -70,14 +71,6 @@ async def answer(local, engine, asked, prompts=None, wait_s=60.0, run=None):
         here.run = run or under_way()
         async with aclosing(here.generate(PROMPT, asked, "name", engine.generate)) as outputs:
             return [each async for each in outputs]
-
-
-async def until(condition):
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.001)
-    raise AssertionError("it never is so")
 
 
 @pytest.mark.parametrize("n", [1, 5])

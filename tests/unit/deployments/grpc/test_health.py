@@ -5,6 +5,7 @@ from contextlib import aclosing
 
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckResponse
+from waiting import until
 
 from deployments.grpc.health import WatchedHealth
 
@@ -38,12 +39,6 @@ class Health:
 async def first_of(watched):
     async with aclosing(watched.changes()) as changes:
         return await anext(changes)
-
-
-async def until(is_so):
-    async with asyncio.timeout(5):
-        while not is_so():  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(LOOK_S / 4)
 
 
 def tasks():

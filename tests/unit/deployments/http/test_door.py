@@ -14,6 +14,7 @@ import pytest
 from limited_proxy import connect, head
 from ports import free_port
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from waiting import until
 
 from deployments.config.limits import LimitsConfig
 from deployments.http.door import VARIABLE, Door, listener_of, opened
@@ -78,12 +79,6 @@ async def asking(url):
 
 async def at_once():
     """An ingress is in place."""
-
-
-async def until(condition):
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - any condition
-            await asyncio.sleep(0.01)
 
 
 async def test_before_an_ingress_is_there_connections_are_refused(held):

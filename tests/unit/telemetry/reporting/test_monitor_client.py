@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from waiting import until
 
 from slo.monitor.core import ALL_OBJECTIVES, MonitorCore
 from slo.monitor.directives import DirectiveReason, PreemptDirective
@@ -87,12 +88,6 @@ def client(monitor):
     client.followed, client.directed, client.corrected = followed, directed, corrected
     yield client
     client.stop()
-
-
-async def until(condition):
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - a condition has no event
-            await asyncio.sleep(0.005)
 
 
 def lost(client):

@@ -1,11 +1,11 @@
 """Bodies that do not end or are too large, and who hears of them."""
 
-import asyncio
 import time
 
 import httpx
 import pytest
 from limited_proxy import LIMITS, PATIENT, connect, head, serving
+from waiting import until
 
 
 async def test_a_body_that_does_not_end(served):
@@ -74,17 +74,14 @@ async def test_nobody_further_in_hears_of_a_request_before_it_is_whole(served):
     proxy, port, app = served
     reader, writer = await connect(port)
     writer.write(head(length=6) + b"abc")
-    while not app._in_flight_bytes:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await until(lambda: app._in_flight_bytes)
     assert not proxy.asked
     writer.write(b"def")
     assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
     _, other = await connect(port)
     other.write(head(length=6) + b"abc")
-    while not app._in_flight_bytes:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await until(lambda: app._in_flight_bytes)
     other.close()
-    while app._in_flight_bytes:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await until(lambda: not app._in_flight_bytes)
     assert proxy.asked == 1, "one whose client has left meanwhile never goes on"
     writer.close()

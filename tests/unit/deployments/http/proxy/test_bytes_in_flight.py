@@ -9,6 +9,7 @@ from limited_proxy import LIMITS, PATIENT, connect, head, post, serving
 from ray.serve._private.http_util import MessageQueue
 from ray.serve._private.proxy import HTTPProxy
 from starlette.requests import Request
+from waiting import until
 
 from deployments.http.door import EndsWithItsClient
 from deployments.http.gatekeeper import Gatekeeper
@@ -20,8 +21,7 @@ async def test_all_bodies_together_are_bounded_that_nobody_has_taken(served):
     proxy, port, app = served
     proxy.may_read.clear()
     waiting = [asyncio.create_task(post(port, b"x" * 80_000)) for _ in range(3)]
-    while app._in_flight_bytes < 240_000:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await until(lambda: app._in_flight_bytes >= 240_000)
     refused = await post(port, b"x" * 50_000)
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "bytes_in_flight"
@@ -36,11 +36,9 @@ async def test_bodies_that_were_taken_keep_nobody_from_sending_while_they_are_an
     proxy, port, app = served
     proxy.may_answer.clear()
     waiting = [asyncio.create_task(post(port, b"x" * 80_000)) for _ in range(6)]
-    while proxy.asked < 6 or app._in_flight_bytes:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await until(lambda: proxy.asked >= 6 and not app._in_flight_bytes)
     another = asyncio.create_task(post(port, b"x" * 80_000))
-    while proxy.asked < 7:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await until(lambda: proxy.asked >= 7)
     proxy.may_answer.set()
     assert [answer.status_code for answer in await asyncio.gather(*waiting, another)] == [200] * 7
 
@@ -102,8 +100,7 @@ async def test_nothing_is_held_of_a_body_that_does_not_become_whole(is_cancelled
         connection.put_nowait({"type": "http.request", "body": b"x" * 20_000, "more_body": True})
     app = ConnectionLimits(None, LIMITS)
     arriving = asyncio.create_task(app({"type": "http", "headers": [], "path": "/"}, connection.get, None))
-    while app._in_flight_bytes < 60_000:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: app._in_flight_bytes >= 60_000)
     if is_cancelled:
         arriving.cancel()
     else:
@@ -136,8 +133,7 @@ async def test_a_body_counts_until_a_route_of_the_ingress_has_taken_it():
     headers = [(b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "headers": headers, "path": "/"}
     answering = asyncio.create_task(app(scope, connection.get, None))
-    while not (taken or answering.done()):  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: taken or answering.done())
     assert taken == [60_000]
     assert app._in_flight_bytes == 0
     connection.put_nowait({"type": "http.disconnect"})
@@ -206,8 +202,7 @@ async def test_whoever_sends_slowly_keeps_nobody_else_from_sending(monkeypatch):
         for held in (80_000, 160_000, 240_000):
             slow.append(await connect(port))
             slow[-1][1].write(head(length=90_000) + b"x" * 80_000)
-            while app._in_flight_bytes < held:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await until(lambda held=held: app._in_flight_bytes >= held)
         assert (await post(port, b"x" * 50_000)).status_code == 200
         refused = await asyncio.wait_for(slow[0][0].readuntil(b"}}"), 5)
         assert b" 503 " in refused

@@ -10,6 +10,7 @@ import pytest
 from certificates import self_signed
 from limited_proxy import EVENT, EVENTS, LIMITS, connect, head, serving
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from waiting import until
 
 from deployments.config.tls import TLSConfig
 
@@ -22,9 +23,7 @@ async def test_a_client_that_sends_another_request_before_the_answer_and_leaves_
     writer.write(head("/long") + head("/long", length=3) + b"abc")
     await asyncio.sleep(0.1)
     writer.transport.abort()
-    async with asyncio.timeout(10):
-        while proxy.streaming:  # noqa: ASYNC110 - the proxy tells in no other way
-            await asyncio.sleep(0.01)
+    await until(lambda: not proxy.streaming, within_s=10)
     assert (proxy.asked, proxy.left) == (1, 1)
 
 

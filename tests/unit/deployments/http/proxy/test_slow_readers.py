@@ -2,11 +2,11 @@
 
 import asyncio
 import socket
-import time
 
 import pytest
 from certificates import self_signed
 from limited_proxy import EVENT, IN_ONE_PIECE, connect, head, post, serving
+from waiting import until
 
 from deployments.config.tls import TLSConfig
 
@@ -25,19 +25,12 @@ async def unread(port, request, trust=None):
     return writer, writer.get_extra_info("socket")
 
 
-async def soon(is_so):
-    started_s = time.monotonic()
-    while not is_so():
-        await asyncio.sleep(0.05)
-        assert time.monotonic() - started_s < 5
-
-
 async def test_a_client_that_does_not_read_is_left_and_its_request_cancelled(served):
     proxy, port, _ = served
     reader, writer = await connect(port)
     writer.write(head("/long"))
     await reader.read(100)
-    await soon(lambda: not proxy.streaming)
+    await until(lambda: not proxy.streaming)
     assert proxy.left == 1
     assert (await post(port)).status_code == 200
     writer.close()
@@ -48,8 +41,7 @@ async def test_an_answer_to_a_client_that_has_left_fails_nowhere(served, caplog)
     proxy.may_answer.clear()
     _, writer = await connect(port)
     writer.write(head())
-    while not proxy.bodies:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+    await until(lambda: proxy.bodies)
     writer.transport.abort()
     await asyncio.sleep(0.1)
     proxy.may_answer.set()
@@ -62,7 +54,7 @@ async def test_the_kernel_does_not_hide_a_client_that_does_not_read(served):
     proxy, port, _ = served
     _, writer = await connect(port)
     writer.write(head("/longer-than-buffers"))
-    await soon(lambda: proxy.left)
+    await until(lambda: proxy.left)
     writer.close()
 
 
@@ -74,7 +66,7 @@ async def test_the_connection_of_a_client_that_does_not_read_ends_for_it_too(mon
     async with serving(monkeypatch, timeout_keep_alive=1) as (proxy, port, _):
         request = head(path).replace(b"host:", f"{closes}host:".encode())
         writer, client = await unread(port, request)
-        await soon(lambda: proxy.asked and state_of(client) != ESTABLISHED)
+        await until(lambda: proxy.asked and state_of(client) != ESTABLISHED)
         writer.transport.abort()
 
 
@@ -85,7 +77,7 @@ async def test_an_answer_in_one_piece_is_bounded_as_a_stream_is(monkeypatch, tmp
     options, trust = (tls.http_options(), tls.trust()) if is_encrypted else ({}, None)
     async with serving(monkeypatch, timeout_keep_alive=60, **options) as (proxy, port, _):
         writer, client = await unread(port, head(IN_ONE_PIECE), trust)
-        await soon(lambda: proxy.asked and state_of(client) != ESTABLISHED)
+        await until(lambda: proxy.asked and state_of(client) != ESTABLISHED)
         writer.transport.abort()
 
 
@@ -103,10 +95,9 @@ async def test_an_answer_in_one_piece_is_whole_for_whoever_reads_it_and_so_is_th
 async def test_a_connection_that_its_client_has_half_closed_ends_though_that_does_not_read(monkeypatch):
     async with serving(monkeypatch, timeout_keep_alive=60) as (proxy, port, _):
         writer, client = await unread(port, head("/in-all-buffers"))
-        while not proxy.asked or proxy.streaming:  # noqa: ASYNC110 - the proxy tells in no other way
-            await asyncio.sleep(0.01)
+        await until(lambda: proxy.asked and not proxy.streaming)
         writer.write_eof()
-        await soon(lambda: state_of(client) == CLOSED)
+        await until(lambda: state_of(client) == CLOSED)
         writer.transport.abort()
 
 
@@ -128,11 +119,10 @@ async def test_a_connection_that_is_closed_ends_though_its_client_does_not_read(
     """Which would otherwise keep it, and what it has not read, for as long as it likes."""
     async with serving(monkeypatch, timeout_keep_alive=60) as (proxy, port, _):
         writer, client = await unread(port, head("/in-all-buffers"))
-        while not proxy.asked or proxy.streaming:  # noqa: ASYNC110 - the proxy tells in no other way
-            await asyncio.sleep(0.01)
+        await until(lambda: proxy.asked and not proxy.streaming)
         assert (proxy.left, state_of(client)) == (0, ESTABLISHED)
         writer.write(then)
-        await soon(lambda: state_of(client) != ESTABLISHED)
+        await until(lambda: state_of(client) != ESTABLISHED)
         writer.transport.abort()
 
 
