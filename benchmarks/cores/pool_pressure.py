@@ -19,7 +19,7 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-from benchmarks.engines.decode import pressure
+from benchmarks.engines.decode import stepped_run
 from benchmarks.harness.bursts import Phase, bursty
 from benchmarks.report import print_rows, result, write
 from simulator.cost.accelerators import A100, decode_model
@@ -270,7 +270,7 @@ def _setup(
         model,
         prompt_token_s,
         blocks,
-        block_tokens=pressure.BLOCK,
+        block_tokens=stepped_run.BLOCK,
         chunk_tokens=128,
         step_tokens=1024,
         max_seqs=seqs,
@@ -286,11 +286,13 @@ def _order(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:
 
 def real_asked(given: Mapping[str, Any], number: int) -> list[PressedRequest]:
     """The requests of a round of the measurement that had these settings."""
-    drawn = pressure.arrivals(given["seconds"], given["rate"], seed=100 + number)
-    return pressed(drawn, pressure.KINDS)
+    drawn = stepped_run.arrivals(given["seconds"], given["rate"], seed=100 + number)
+    return pressed(drawn, stepped_run.KINDS)
 
 
-def pressed(asked: Sequence[pressure.Asked], kinds: Mapping[str, pressure.Kind]) -> list[PressedRequest]:
+def pressed(
+    asked: Sequence[stepped_run.Asked], kinds: Mapping[str, stepped_run.Kind]
+) -> list[PressedRequest]:
     """What a measurement has asked for, as it is simulated."""
     return [
         PressedRequest(
@@ -299,7 +301,7 @@ def pressed(asked: Sequence[pressure.Asked], kinds: Mapping[str, pressure.Kind])
             one.at_s,
             len(one.prompt),
             one.answer,
-            pressure.MAX_TOKENS,
+            stepped_run.MAX_TOKENS,
             kinds[one.tier].ttft_s,
             kinds[one.tier].tpot_s,
         )
@@ -309,7 +311,7 @@ def pressed(asked: Sequence[pressure.Asked], kinds: Mapping[str, pressure.Kind])
 
 def _step_times(rounds: Sequence[Mapping[str, Any]]) -> tuple[DecodeModel, float]:
     """Times of a step, of a stream and of a prompt's token that were measured, means of all rounds."""
-    of_rounds = ([row[key] for row in rounds] for key in pressure.STEP_TIMES)
+    of_rounds = ([row[key] for row in rounds] for key in stepped_run.STEP_TIMES)
     fixed_s, stream_s, prompt_token_s = (max(0.0, statistics.fmean(each)) for each in of_rounds)
     return DecodeModel(0.0, stream_s, 0.0, fixed_s, 1 << 60), prompt_token_s
 

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Final
 
 from benchmarks.cores import pool_pressure
-from benchmarks.engines.decode import pressure
+from benchmarks.engines.decode import stepped_run
 from benchmarks.report import print_rows, result, write
 from simulator.pressure.decoding import PressedRequest
 from simulator.pressure.engine import PressedEngine, PressedSetup, Way
@@ -70,7 +70,7 @@ def _promised(asked: Sequence[PressedRequest], name: str) -> list[PressedRequest
 
 
 def _standard() -> tuple[float | None, float | None]:
-    kind = pressure.KINDS["standard"]
+    kind = stepped_run.KINDS["standard"]
     return kind.ttft_s, kind.tpot_s
 
 

@@ -22,7 +22,7 @@ from random import Random
 from typing import Any, Final
 
 from benchmarks.cores import pool_pressure
-from benchmarks.engines.decode import pace, pressure
+from benchmarks.engines.decode import pace, stepped_run
 from benchmarks.harness.bursts import bursty
 from benchmarks.report import print_rows, result, write
 from simulator.cost.decode_steps import DecodeModel
@@ -129,7 +129,11 @@ def on_a100() -> list[dict[str, Any]]:
         for arm in ("vLLM", *capped, "no rule", _RULE):
             runs = [served(arm, arrivals(rate_rps, seed), replace(setup, seed=seed)) for seed in SEEDS]
             rows.append(
-                {"rate": rate_rps, "arm": arm, **pressure.mean([{"arm": arm, **run} for run in runs], "arm")}
+                {
+                    "rate": rate_rps,
+                    "arm": arm,
+                    **stepped_run.mean([{"arm": arm, **run} for run in runs], "arm"),
+                }
             )
     return rows
 
@@ -153,7 +157,7 @@ def _of_round(given: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[list[Pr
     """The requests of a measured round, and an engine with its step times."""
     kinds = pace.kinds(given["alone ms"] / 1e3)
     asked = pace.offered(given["seconds"], given["rate"], given["seed"] + row["round"], kinds)
-    setup = _engine(*(max(0.0, row[key]) for key in pressure.STEP_TIMES))
+    setup = _engine(*(max(0.0, row[key]) for key in stepped_run.STEP_TIMES))
     return pool_pressure.pressed(asked, kinds), setup
 
 
@@ -163,7 +167,7 @@ def _engine(fixed_s: float, stream_s: float, prompt_token_s: float) -> PressedSe
         DecodeModel(0.0, stream_s, 0.0, fixed_s, 1 << 60),
         prompt_token_s,
         1 << 20,
-        block_tokens=pressure.BLOCK,
+        block_tokens=stepped_run.BLOCK,
         chunk_tokens=128,
         step_tokens=1024,
         moved_s=MOVED_S,
@@ -183,7 +187,7 @@ def while_it_drifts() -> list[dict[str, Any]]:
                 asked = pool_pressure.pressed(pace.offered(25, rate_rps, seed, kinds), kinds)
                 runs.append({"arm": arm, **served(arm, asked, replace(setup, drift=drift, seed=seed))})
             case = {"rate": rate_rps, "slower": slower, "drift": drift}
-            rows.append({**case, "arm": arm, **pressure.mean(runs, "arm")})
+            rows.append({**case, "arm": arm, **stepped_run.mean(runs, "arm")})
     return rows
 
 

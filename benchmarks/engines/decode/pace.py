@@ -26,7 +26,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from benchmarks.engines.decode.pressure import (
+from benchmarks.engines.decode.stepped_run import (
     AMPLE_BLOCKS,
     BACKGROUND,
     BLOCK,
