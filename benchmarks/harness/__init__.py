@@ -1,1 +1,1 @@
-"""What benchmarks and tests start: servers and engines of this machine, tiny models, a receiver of spans."""
+"""What benchmarks share with each other and with the tests: servers, engines, tiny models, load, measures."""

@@ -31,7 +31,7 @@ import aiohttp
 import msgspec
 import psutil
 
-from benchmarks.engines.embedded.footprint import cpu_s
+from benchmarks.harness.busy_cores import cpu_s
 from benchmarks.harness.local_server import ended, environment, served, start_until
 from benchmarks.harness.tiny_models import build_tiny_llama
 from benchmarks.report import commit, quantiles, write

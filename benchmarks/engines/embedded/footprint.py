@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import statistics
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from benchmarks.harness.busy_cores import idle_cores
 from benchmarks.harness.local_server import embedded_settings, ended, environment, served, start_until
 from benchmarks.harness.ray_application import says_ready
 from benchmarks.report import print_rows, write
@@ -32,43 +29,6 @@ IDLE_S = 60.0
 DEPLOYMENTS = ("Ingress", "Router", "Prefill", "Decode")
 OURS = ("ingress", "router", "prefill", "decode", "monitor", "engines", "command")
 _EMPTY = "benchmarks.engines.embedded.empty_application"
-_NAMES = {
-    r"ServeReplica:\w+:(\w+)": lambda name: name.lower(),
-    r"ray::(?:SloMonitor|Idle)": lambda _: "monitor",
-    r"VLLM::EngineCore": lambda _: "engines",
-    r"deployments\.cli|empty_application": lambda _: "command",
-}
-"""By what a command line matches, whose the process is; all others are Ray's."""
-
-
-def owner(command: str) -> str:
-    """Whose a process is, by its command line."""
-    for pattern, named in _NAMES.items():
-        if found := re.search(pattern, command):
-            return named(found[found.lastindex or 0])
-    return "ray"
-
-
-def cpu_s(root: psutil.Process) -> Counter[str]:
-    """CPU seconds that a process and all below it have used, by owner."""
-    used: Counter[str] = Counter()
-    for each in (root, *root.children(recursive=True)):
-        try:
-            times, command = each.cpu_times(), " ".join(each.cmdline())
-        except psutil.NoSuchProcess:
-            continue
-        used[owner(command)] += times.user + times.system
-    return used
-
-
-def idle_cores(pid: int, settled_s: float = SETTLED_S, idle_s: float = IDLE_S) -> dict[str, float]:
-    """Cores that a process and all below it keep busy while nobody asks for anything, by owner."""
-    root = psutil.Process(pid)
-    time.sleep(settled_s)
-    before, started_s = cpu_s(root), time.monotonic()
-    time.sleep(idle_s)
-    after, elapsed_s = cpu_s(root), time.monotonic() - started_s
-    return {name: (after[name] - before[name]) / elapsed_s for name in sorted(after)}
 
 
 def server() -> tuple[float, dict[str, float]]:
@@ -78,7 +38,7 @@ def server() -> tuple[float, dict[str, float]]:
         tempfile.TemporaryDirectory() as directory,
         served(Path(directory), embedded_settings(port=PORT)) as up,
     ):
-        return time.monotonic() - started_s, idle_cores(up.pid)
+        return time.monotonic() - started_s, idle_cores(up.pid, SETTLED_S, IDLE_S)
 
 
 def empty() -> tuple[float, dict[str, float]]:
@@ -89,7 +49,7 @@ def empty() -> tuple[float, dict[str, float]]:
         log.touch()
         env = {**environment(), **SERVE_ENVIRONMENT, **QUIET_ENVIRONMENT}
         with ended(start_until(lambda: says_ready(log), [_EMPTY, *DEPLOYMENTS], log, env)) as up:
-            return time.monotonic() - started_s, idle_cores(up.pid)
+            return time.monotonic() - started_s, idle_cores(up.pid, SETTLED_S, IDLE_S)
 
 
 def median(turns: list[Mapping[str, float]]) -> dict[str, float]:

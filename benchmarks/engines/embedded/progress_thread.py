@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.embedded.footprint import idle_cores
+from benchmarks.harness.busy_cores import idle_cores
 from benchmarks.harness.local_server import SPINNING, client, embedded_settings, served
 from benchmarks.report import commit, write
 from simulator.workload.arrivals import Arrival
