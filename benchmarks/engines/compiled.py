@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.harness.local_server import client, embedded_settings, logged, served
+from benchmarks.harness.urgent_among_long import among
 from benchmarks.report import print_rows, quantiles, write
 from simulator.workload.arrivals import Arrival
 from slo.tiers import BACKGROUND, PREMIUM
@@ -55,8 +56,7 @@ async def rounds(count: int, found: Found) -> None:
             for tokens in ALONE:
                 found.alone_s[tokens] += await asked.ttfts_s(replace(URGENT, tokens=tokens, ttft_s=None))
             found.long_alone_s += await asked.ttfts_s(LONG)
-            urgent = replace(URGENT, at_s=long_s * (0.1 + 0.5 * (number + 0.5) / count))
-            together = await asked.ttfts_s(LONG, urgent)
+            together = await asked.ttfts_s(LONG, among(URGENT, long_s, number, count))
             found.long_s.append(together[0])
             found.urgent_s.append(together[1])
 

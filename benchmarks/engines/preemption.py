@@ -14,11 +14,11 @@ import asyncio
 import json
 import statistics
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.local_server import Client, client, embedded_settings, logged, served
+from benchmarks.harness.local_server import client, embedded_settings, logged, served
+from benchmarks.harness.urgent_among_long import rounds
 from benchmarks.report import print_rows, quantiles, write
 from simulator.workload.arrivals import Arrival
 from slo.tiers import BACKGROUND, PREMIUM
@@ -29,23 +29,6 @@ URGENT = Arrival(0, 0.0, "urgent", tokens=64, output_tokens=2, ttft_s=1.0, tier=
 LONG = Arrival(0, 0.0, "long", tokens=3000, output_tokens=2, ttft_s=None, tier=BACKGROUND)
 LAYERS = 30
 POINTS = ("p50", "p90", "p100")
-
-
-async def rounds(asked: Client, urgent: Arrival, long: Arrival, count: int) -> dict[str, list[float]]:
-    """TTFTs of both, seconds: alone and together."""
-    times: dict[str, list[float]] = {"urgent_alone": [], "long_alone": [], "urgent": [], "long": []}
-    for _ in range(2):  # the first touches memory
-        await asked.ttfts_s(urgent)
-        (long_s,) = await asked.ttfts_s(long)
-    for number in range(count):
-        times["urgent_alone"] += await asked.ttfts_s(urgent)
-        times["long_alone"] += await asked.ttfts_s(long)
-        # Not in the last quarter: there the long one may end in time for the urgent one by itself.
-        later = replace(urgent, at_s=long_s * (0.1 + 0.5 * (number + 0.5) / count))
-        together = await asked.ttfts_s(long, later)
-        times["long"].append(together[0])
-        times["urgent"].append(together[1])
-    return times
 
 
 async def _measured(count: int) -> dict[str, list[float]]:

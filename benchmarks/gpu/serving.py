@@ -18,12 +18,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.engines.preemption import rounds
 from benchmarks.gpu.device import Device
 from benchmarks.gpu.governed_engine import write_model
 from benchmarks.harness.in_turn import in_turn
 from benchmarks.harness.local_server import client, embedded_settings, logged, served
 from benchmarks.harness.tiny_models import write_tokenizer
+from benchmarks.harness.urgent_among_long import rounds
 from benchmarks.report import Measurements, print_rows, summary, summary_ms
 from simulator.cost.operators import LLAMA_3_8B, ModelShape
 from simulator.workload.arrivals import Arrival
