@@ -52,26 +52,36 @@ def overhead(own: Sequence[float], bare: Sequence[float]) -> dict[str, Any]:
 
 def write(name: str, results: dict[str, Any]) -> Path:
     """Write results/NAME.json and return its path."""
-    path = RESULTS / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"about": about(), "results": results}, indent=2) + "\n")
-    return path
+    return _write(name, {"about": about(), "results": results})
+
+
+def written(name: str) -> dict[str, Any]:
+    """What stands in results/NAME.json: what it is about, and the results."""
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return found
 
 
 def result(name: str) -> dict[str, Any]:
     """What a benchmark has found, by the name of its file."""
-    results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())["results"]
+    results: dict[str, Any] = written(name)["results"]
     return results
 
 
-def write_again(path: Path, step: str, made: Mapping[str, Any], checkout: Path = Path()) -> None:
+def write_again(name: str, step: str, made: Mapping[str, Any], checkout: Path = Path()) -> None:
     """Put what was made anew of a result into its file; `step` says of which commit.
 
     It is still the file of its measurement, whose command and machine stay.
     """
-    found = json.loads(path.read_text())
+    found = written(name)
     found["results"] |= {**made, step: {"commit": commit(checkout), "dirty": is_dirty(checkout)}}
+    _write(name, found)
+
+
+def _write(name: str, found: Mapping[str, Any]) -> Path:
+    path = RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=2) + "\n")
+    return path
 
 
 def about() -> dict[str, Any]:

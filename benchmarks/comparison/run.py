@@ -22,7 +22,6 @@ have, unless its workload, machine or versions, or the settings of an arm, are n
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import tempfile
@@ -48,7 +47,7 @@ from benchmarks.comparison.arms import (
 from benchmarks.comparison.earlier import chunks_of_arms, unlike
 from benchmarks.comparison.table import loads_table, paired, shared, summary, verdict
 from benchmarks.harness.cut_model import cut_model
-from benchmarks.report import RESULTS, about, commit, write
+from benchmarks.report import about, commit, write, written
 
 DEFAULT_ARMS = "stock-shipped,stock-chunked,stock-priority,stock-pools,slackserve-chunked,slackserve"
 PILOT_ROUND = -1
@@ -259,7 +258,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         comparison = Comparison(given, Path(directory))
         if given.more:
-            comparison.go_on(json.loads((RESULTS / f"{NAME}.json").read_text()))
+            comparison.go_on(written(NAME))
         comparison.measure()
     results = comparison.results()
     _console.print(loads_table(results["summary"]))

@@ -21,7 +21,6 @@ SlackServe is worth. `held_out_further` goes on with more streams.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -29,12 +28,11 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.report import RESULTS, commit, print_rows, write, write_again
+from benchmarks.report import commit, print_rows, result, write, write_again, written
 from simulator.arms.arm import Arm
 from simulator.arms.arms import ARMS
 from simulator.arms.by_class import BY_CLASS, with_classes
@@ -234,8 +232,8 @@ def completed(name: str, wanted: Mapping[str, Any], rows: Sequence[dict[str, Any
     Raises:
         ValueError: if the streams are not the same.
     """
-    written = json.loads((RESULTS / f"{name}.json").read_text())
-    results = written["results"]
+    earlier = written(name)
+    results = earlier["results"]
     if differing := [key for key, value in wanted.items() if results[key] != value]:
         raise ValueError(f"{name} has other streams: its {', '.join(differing)} differ; give the same here")
     best = {(row["model"], row["sigma"], row["figure"], row["arm"]): row for row in rows}
@@ -243,7 +241,7 @@ def completed(name: str, wanted: Mapping[str, Any], rows: Sequence[dict[str, Any
     for row in results["rows"]:
         place = row["model"], row["sigma"], row["figure"], row["arm"]
         if place[:3] in known and (place not in best or _mean(row) > _mean(best[place])):
-            best[place] = {"commit": written["about"]["commit"], **row}
+            best[place] = {"commit": earlier["about"]["commit"], **row}
     return list(best.values())
 
 
@@ -251,10 +249,9 @@ def _mean(row: Mapping[str, Any]) -> float:
     return statistics.fmean(on_grid(row["model"], row["streams"]))
 
 
-def compare_again(file: Path, ours: str) -> None:
+def compare_again(name: str, ours: str) -> None:
     """Write what is made of a result's streams by now."""
-    rows = json.loads(file.read_text())["results"]["rows"]
-    write_again(file, "compared", {"rows": compared(rows, ours)})
+    write_again(name, "compared", {"rows": compared(result(name)["rows"], ours)})
 
 
 def compared(rows: Sequence[dict[str, Any]], ours: str) -> list[dict[str, Any]]:
@@ -307,7 +304,7 @@ def main() -> None:
     """Simulate everything, print a table, write JSON."""
     options = options_of()
     if options.again:
-        compare_again(RESULTS / "cores" / f"{options.output}.json", options.ours)
+        compare_again(f"cores/{options.output}", options.ours)
         return
     cases = [
         Case(model, name, setting, float(sigma), FIRST_SEED + stream, options.requests)

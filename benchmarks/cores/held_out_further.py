@@ -35,7 +35,7 @@ from benchmarks.cores.held_out import (
     on_grid,
     place_of,
 )
-from benchmarks.report import RESULTS, commit, write_again
+from benchmarks.report import commit, result, write_again
 
 _FIGURES: Final = {figure_of(who, level): (who, level) for who, level in product((ALL, WORST), LEVELS)}
 _STEPS_DOWN: Final = 4
@@ -88,7 +88,7 @@ class Journal:
 
 
 def look_further(
-    files: Sequence[Path],
+    names: Sequence[str],
     ours: Sequence[str],
     processes: int | None,
     streams: int | None = None,
@@ -100,7 +100,7 @@ def look_further(
         ValueError: if what was found does not hold any more, or the journal is of another commit.
     """
     kept = Journal(journal)
-    known = [json.loads(file.read_text())["results"] for file in files]
+    known = [result(name) for name in names]
     searches = {
         search: None
         for results in known
@@ -111,7 +111,7 @@ def look_further(
     with ProcessPoolExecutor(processes) as pool:
         for search, rate_rps in zip(left, pool.map(look, left), strict=True):
             kept.add(search, rate_rps)
-    for file, results, whose in zip(files, known, ours, strict=True):
+    for name, results, whose in zip(names, known, ours, strict=True):
         for row in results["rows"]:
             rates_rps = [kept.found[search] for search in _searches(row, results, streams)]
             if streams is None:
@@ -122,9 +122,9 @@ def look_further(
                 row["more_commits"] = [*row.get("more_commits", []), *[kept.commit] * len(rates_rps)]
         made = {"rows": compared(results["rows"], whose)}
         if streams is None:
-            write_again(file, "further", made)
+            write_again(name, "further", made)
         else:
-            write_again(file, "more_streams", {**made, "streams": streams})
+            write_again(name, "more_streams", {**made, "streams": streams})
 
 
 def _searches(row: Mapping[str, Any], results: Mapping[str, Any], streams: int | None) -> list[Search]:
@@ -180,9 +180,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int)
     parser.add_argument("--journal", type=Path, help="where what was found is kept at once")
     options = parser.parse_args()
-    names, ours = zip(*(each.split(":") for each in options.outputs), strict=True)
-    files = [RESULTS / "cores" / f"{name}.json" for name in names]
-    look_further(files, ours, options.processes, options.streams, options.journal)
+    outputs, ours = zip(*(each.split(":") for each in options.outputs), strict=True)
+    names = [f"cores/{output}" for output in outputs]
+    look_further(names, ours, options.processes, options.streams, options.journal)
 
 
 if __name__ == "__main__":

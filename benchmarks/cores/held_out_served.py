@@ -10,14 +10,13 @@ do not. What is late when the last request was due counts as not served, as it i
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 from collections.abc import Mapping
 from typing import Any, Final
 
 from benchmarks.cores.held_out import FIRST_SEED, LEVELS, MODELS, Case, arm_of, offered
-from benchmarks.report import RESULTS, print_rows, write
+from benchmarks.report import print_rows, result, write
 from simulator.study.run import run
 
 ARMS: Final = ("sedf-resume", "slackserve-chunked", "slackserve")
@@ -47,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--streams", type=int, default=3)
     streams = parser.parse_args().streams
-    held_out = json.loads((RESULTS / "cores" / "held_out.json").read_text())["results"]
+    held_out = result("cores/held_out")
     rows = []
     for model in MODELS:
         for arm in ARMS:

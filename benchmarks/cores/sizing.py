@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from itertools import pairwise, product
 from operator import itemgetter
 from typing import Any, Final
 
-from benchmarks.report import RESULTS, print_rows, write
+from benchmarks.report import print_rows, result, write
 from simulator.fleet.sizers import ByRequests
 
 SEED: Final = 1
@@ -180,7 +179,7 @@ def on_more_streams(
     seeds: Sequence[int],
 ) -> list[dict[str, Any]]:
     """The sizers that a result shows, on further streams, with what was chosen on that of the result."""
-    shown = json.loads((RESULTS / f"{file}.json").read_text())["results"]["loads"]
+    shown = result(file)["loads"]
     rows = []
     for load, arms in shown.items():
         size = arms["fixed"]["replicas"]

@@ -35,14 +35,14 @@ from benchmarks.comparison import load
 from benchmarks.comparison.arms import FIXED, RunningServer, ServerArm, running
 from benchmarks.harness.cut_model import cut_model
 from benchmarks.harness.local_server import environment
-from benchmarks.report import RESULTS, commit, print_rows, write, write_again
+from benchmarks.report import commit, print_rows, result, write, write_again
 from simulator.cost.operators import Measured
 from simulator.study.validation import Recorded, Recording, compare, faster
 from simulator.workload.arrivals import Arrival, Kind, Mix
 from slo.tiers import PREMIUM, STANDARD
 
 _ROOT = Path(__file__).parents[2]
-_FILE = RESULTS / "engines" / "validation.json"
+_RESULT = "engines/validation"
 SEED = 5
 FASTER = 0.95
 ARMS = ("slackserve", "slackserve-off")
@@ -158,19 +158,19 @@ def main() -> None:
                 recordings.append(recording.document() | {"commit": commit(_ROOT)})
                 rows += rows_of(recording)
                 print_rows("Measured and simulated", rows)
-    print(write("engines/validation", {"rows": rows, "recordings": recordings}))
+    print(write(_RESULT, {"rows": rows, "recordings": recordings}))
 
 
 def simulate_again() -> None:
     """Write what the simulator says of the recordings by now."""
-    recordings = json.loads(_FILE.read_text())["results"]["recordings"]
+    recordings = result(_RESULT)["recordings"]
     rows = [row for each in recordings for row in rows_of(Recording.of(each))]
-    write_again(_FILE, "simulated", {"rows": rows}, _ROOT)
+    write_again(_RESULT, "simulated", {"rows": rows}, _ROOT)
 
 
 def kept(measured_now: set[tuple[str, float]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows and recordings of the results, without those of these arms and loads."""
-    found = json.loads(_FILE.read_text())["results"]
+    found = result(_RESULT)
     rows, recordings = (
         [each for each in found[what] if (each["arm"], each["load"]) not in measured_now]
         for what in ("rows", "recordings")

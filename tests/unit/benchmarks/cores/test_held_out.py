@@ -9,6 +9,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
+from benchmarks import report
 from benchmarks.cores import held_out, held_out_axes, held_out_further
 from benchmarks.cores.held_out import (
     Case,
@@ -63,11 +64,18 @@ def test_a_stream_below_the_lowest_load_makes_the_mean_a_bound():
     assert (peer["below"], peer["goodput_rps"]) == (1, pytest.approx((2.0 + least_rps) / 2))
 
 
-def test_means_are_taken_again_from_the_streams(tmp_path):
-    file, known = tmp_path / "held_out.json", json.loads((RESULTS / "cores" / "held_out.json").read_text())
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    """That of the result `held_out`, in a folder of the test's own."""
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    return tmp_path / "held_out.json"
+
+
+def test_means_are_taken_again_from_the_streams(file):
+    known = json.loads((RESULTS / "cores" / "held_out.json").read_text())
     known["results"]["rows"] = [{**row, "goodput_rps": 0.0} for row in known["results"]["rows"]]
     file.write_text(json.dumps(known))
-    held_out.compare_again(file, "slackserve")
+    held_out.compare_again("held_out", "slackserve")
     again = json.loads(file.read_text())
     assert again["about"] == known["about"]
     for row in again["results"]["rows"]:
@@ -136,7 +144,7 @@ def test_goodput_is_the_highest_load_that_keeps_the_level_with_none_near_above_i
     assert found["worst class 99%"] == 0.0
 
 
-def test_a_search_goes_on_above_what_was_found(tmp_path, monkeypatch):
+def test_a_search_goes_on_above_what_was_found(file, monkeypatch):
     rates = [load * held_out.capacity_rps("8b") for load in held_out.LOADS]
     rows = [
         {"model": "8b", "sigma": 0.0, "figure": "all 99%", "arm": arm, "setting": setting, "streams": streams}
@@ -145,27 +153,26 @@ def test_a_search_goes_on_above_what_was_found(tmp_path, monkeypatch):
             ("sedf-resume", {"join_tokens": 2048.0}, [0.0, rates[48]]),
         )
     ]
-    file = tmp_path / "held_out.json"
     about = {"streams": 2, "requests": 200, "first_seed": 1000}
     file.write_text(json.dumps({"about": {}, "results": {**about, "rows": rows}}))
     monkeypatch.setattr(held_out_further, "ProcessPoolExecutor", ThreadPoolExecutor)
     good = {3, *range(40), *range(45, 50), 56}
     monkeypatch.setattr(held_out_further, "attainments", lambda *_: attained_by(good))
-    look_further([file], ["slackserve"], 1)
+    look_further(["held_out"], ["slackserve"], 1)
     ours, peer = json.loads(file.read_text())["results"]["rows"]
     assert ours["streams"] == pytest.approx([rates[56], rates[56]])
     assert peer["streams"] == pytest.approx([rates[56], rates[56]])
     assert peer["ours over it"] == pytest.approx(1.0)
     monkeypatch.setattr(held_out_further, "attainments", lambda *_: attained_by({}))
     with pytest.raises(ValueError, match="does not attain all 99% at"):
-        look_further([file], ["slackserve"], 1)
+        look_further(["held_out"], ["slackserve"], 1)
 
 
-def test_a_row_says_at_which_commit_its_streams_were_searched(tmp_path, monkeypatch):
+def test_a_row_says_at_which_commit_its_streams_were_searched(file, monkeypatch):
     rate_rps = held_out.LOADS[50] * held_out.capacity_rps("8b")
     row = {"model": "8b", "sigma": 0.0, "figure": "all 99%", "arm": "slackserve", "setting": {}}
     row |= {"streams": [rate_rps], "commit": "first"}
-    file, about = tmp_path / "held_out.json", {"streams": 1, "requests": 200, "first_seed": 1000}
+    about = {"streams": 1, "requests": 200, "first_seed": 1000}
     file.write_text(json.dumps({"about": {}, "results": {**about, "rows": [row]}}))
     monkeypatch.setattr(held_out_further, "ProcessPoolExecutor", ThreadPoolExecutor)
     monkeypatch.setattr(held_out_further, "look", lambda search: search.rate_rps)
@@ -175,16 +182,16 @@ def test_a_row_says_at_which_commit_its_streams_were_searched(tmp_path, monkeypa
         (None, "last", ["last"]),
     ):
         monkeypatch.setattr(held_out_further, "commit", lambda now=now: now)
-        look_further([file], ["slackserve"], 1, streams)
+        look_further(["held_out"], ["slackserve"], 1, streams)
         (found,) = json.loads(file.read_text())["results"]["rows"]
         assert [found["commit"], *found.get("more_commits", [])] == expected
     assert len(found["streams"]) == 4
 
 
-def test_streams_that_a_result_lacks_are_searched_from_the_mean_of_the_others(tmp_path, monkeypatch):
+def test_streams_that_a_result_lacks_are_searched_from_the_mean_of_the_others(file, monkeypatch):
     rates = [load * held_out.capacity_rps("8b") for load in held_out.LOADS]
     row = {"model": "8b", "sigma": 0.0, "figure": "all 99%", "arm": "slackserve", "setting": {}}
-    file, about = tmp_path / "held_out.json", {"streams": 1, "requests": 200, "first_seed": 1000}
+    about = {"streams": 1, "requests": 200, "first_seed": 1000}
     monkeypatch.setattr(held_out_further, "ProcessPoolExecutor", ThreadPoolExecutor)
     seeds = []
 
@@ -201,7 +208,7 @@ def test_streams_that_a_result_lacks_are_searched_from_the_mean_of_the_others(tm
             json.dumps({"about": {}, "results": {**about, "rows": [{**row, "streams": [rates[50]]}]}})
         )
         monkeypatch.setattr(held_out_further, "attainments", attained(good))
-        look_further([file], ["slackserve"], 1, streams=3)
+        look_further(["held_out"], ["slackserve"], 1, streams=3)
         results = json.loads(file.read_text())["results"]
         expected = 0.0 if found is None else pytest.approx(rates[found])
         assert results["rows"][0]["streams"] == [rates[50], expected, expected]
@@ -209,10 +216,10 @@ def test_streams_that_a_result_lacks_are_searched_from_the_mean_of_the_others(tm
         assert sorted(seeds) == [1001, 1002], "what was found is not searched again"
 
 
-def test_what_was_found_before_an_interruption_is_not_searched_again(tmp_path, monkeypatch):
+def test_what_was_found_before_an_interruption_is_not_searched_again(file, tmp_path, monkeypatch):
     rates = [load * held_out.capacity_rps("8b") for load in held_out.LOADS]
     row = {"model": "8b", "sigma": 0.0, "figure": "all 99%", "arm": "slackserve", "setting": {}}
-    file, journal = tmp_path / "held_out.json", tmp_path / "further.jsonl"
+    journal = tmp_path / "further.jsonl"
     results = {"streams": 1, "requests": 200, "first_seed": 1000, "rows": [{**row, "streams": [rates[50]]}]}
     file.write_text(json.dumps({"about": {}, "results": results}))
     monkeypatch.setattr(held_out_further, "ProcessPoolExecutor", ThreadPoolExecutor)
@@ -227,17 +234,17 @@ def test_what_was_found_before_an_interruption_is_not_searched_again(tmp_path, m
     monkeypatch.setattr(held_out_further, "attainments", attained)
     interrupted = 1003
     with pytest.raises(KeyboardInterrupt):
-        look_further([file], ["slackserve"], 1, 4, journal)
+        look_further(["held_out"], ["slackserve"], 1, 4, journal)
     assert (seeds, len(journal.read_text().splitlines())) == ([1001, 1002, 1003], 2)
     seeds.clear()
     interrupted = 0
-    look_further([file], ["slackserve"], 1, 4, journal)
+    look_further(["held_out"], ["slackserve"], 1, 4, journal)
     assert seeds == [1003]
     (found,) = json.loads(file.read_text())["results"]["rows"]
     assert found["streams"] == pytest.approx([rates[50], *[rates[59]] * 3])
     monkeypatch.setattr(held_out_further, "commit", lambda: "another")
     with pytest.raises(ValueError, match="this is another: give another"):
-        look_further([file], ["slackserve"], 1, 4, journal)
+        look_further(["held_out"], ["slackserve"], 1, 4, journal)
 
 
 def test_an_arm_that_aims_has_the_level_as_the_target_of_each_kind():

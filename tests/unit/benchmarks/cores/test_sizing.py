@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from benchmarks import report
 from benchmarks.cores import autoscaling, decode_autoscaling
-from benchmarks.cores import sizing as module
 from benchmarks.cores.sizing import RAY_DEFAULT, compare, fixed, on_more_streams, over_streams, sized
 from simulator.fleet.outcome import Passage
 from simulator.workload.arrivals import Arrival
@@ -56,7 +56,7 @@ def test_further_streams_take_requests_as_what_was_chosen(monkeypatch, tmp_path)
     with ThreadPoolExecutor(1) as pool:
         loads = compare(pool, WAYS, lambda: None, [RAY_DEFAULT])
         (tmp_path / "any.json").write_text(json.dumps({"results": {"loads": loads}}))
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
+        monkeypatch.setattr(report, "RESULTS", tmp_path)
         rows = on_more_streams(pool, WAYS, lambda: None, "any", [2])
     attainments = {row["arm"]: row["attainment"][0] for row in rows}
     assert attainments == {"ours": 0.96, "ray": 0.98, "ray_tuned": 0.98, "fixed": 0.96}
