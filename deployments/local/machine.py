@@ -19,6 +19,7 @@ import psutil
 from deployments.config import ConfigError
 
 if TYPE_CHECKING:
+    from deployments.config.replicas import PoolConfig
     from deployments.config.settings import SlackServeConfig
 
 SMALL_CPUS: Final = 0.1
@@ -97,8 +98,8 @@ def check_gpus(config: SlackServeConfig, resources: Mapping[str, float]) -> None
     if round(sum(parts), 2) > found:
         msg = (
             f"accelerator: the replicas need {sum(parts):g} GPUs (replicas * tensor_parallel_size * "
-            f"gpus_per_worker, both tiers of each model), and Ray finds {found:g} on this machine; ask for "
-            "fewer replicas, or let workers share a GPU, such as with gpus_per_worker: 0.5 in both tiers"
+            f"gpus_per_worker, both tiers of each model), and Ray finds {found:g} on this machine; "
+            f"{_remedy(pools, found)}"
         )
         raise ConfigError(msg)
     if not _fit(parts, int(found)):
@@ -117,6 +118,17 @@ def check_gpus(config: SlackServeConfig, resources: Mapping[str, float]) -> None
                 here = " or ".join(kinds) or "of no kind that Ray knows"
                 msg = f"{where}{key}: the GPUs of this machine are {here}, not {kind}; leave it out"
                 raise ConfigError(msg)
+
+
+def _remedy(pools: Sequence[PoolConfig], found: float) -> str:
+    """What to do where there are fewer GPUs than these tiers need."""
+    if not found:
+        return "look whether the driver sees any (`nvidia-smi`), and what CUDA_VISIBLE_DEVICES says"
+    if any(pool.tensor_parallel_size > 1 for pool in pools):  # whose workers cannot share one
+        return "ask for fewer replicas, or a smaller tensor_parallel_size"
+    return (
+        "ask for fewer replicas, or let workers share a GPU, such as with gpus_per_worker: 0.5 in both tiers"
+    )
 
 
 def check_memory(config: SlackServeConfig, bytes_here: int | None = None) -> None:

@@ -52,7 +52,10 @@ TWO_GPUS = {"CPU": 8.0, "GPU": 2.0, "accelerator_type:A100": 1.0}
             {"prefill": {"replicas": 2}},
             "accelerator: the replicas need 3 GPUs .* Ray finds 2 on this machine",
         ),
-        ({"prefill": {"tensor_parallel_size": 2}}, "accelerator: the replicas need 3 GPUs"),
+        (
+            {"prefill": {"tensor_parallel_size": 2}},
+            "accelerator: the replicas need 3 GPUs .* fewer replicas, or a smaller tensor_parallel_size$",
+        ),
         ({"models": {"b": {"model": "b"}}}, "accelerator: the replicas need 4 GPUs .*gpus_per_worker: 0.5"),
         (
             {
@@ -106,7 +109,7 @@ def test_what_waits_for_a_gpu_that_is_not_there_is_refused(values, message):
 
 def test_a_machine_without_gpus_and_one_whose_kind_is_unknown():
     check_gpus(parse({}), {"CPU": 8.0})
-    with pytest.raises(ConfigError, match=r"need 2 GPUs .* Ray finds 0 on"):
+    with pytest.raises(ConfigError, match=r"need 2 GPUs .* Ray finds 0 on this machine; look whether"):
         check_gpus(parse({"accelerator": "cuda"}), {"CPU": 8.0})
     with pytest.raises(ConfigError, match="are of no kind that Ray knows, not H100"):
         check_gpus(parse({"accelerator": "cuda", "accelerator_type": "H100"}), {"GPU": 2.0})
