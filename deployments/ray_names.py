@@ -12,9 +12,6 @@ from deployments.config import ConfigError
 from deployments.config.settings import SlackServeConfig
 from slo.files.strict_yaml import nearest
 
-_ALIASES = frozenset({"A10"})
-"""Names that Ray Serve LLM takes beside Ray's own."""
-
 
 def check_ray_names(config: SlackServeConfig) -> None:
     """Refuse kinds of GPU and labels that Ray does not take.
@@ -29,10 +26,14 @@ def check_ray_names(config: SlackServeConfig) -> None:
         labels[f"{name}.node_labels"] = pool.node_labels
     known = {value for name, value in vars(accelerators).items() if name[0].isupper()}
     for key, kind in kinds.items():
-        if kind is not None and kind not in known | _ALIASES:
+        if kind is not None and kind not in known:
             alike = {each.lower(): each for each in known}.get(kind.lower())
-            hint = f"did you mean {alike!r}?" if alike else nearest(kind, known, "give one as H100 or L4")
-            raise ConfigError(f"{key}: Ray knows no {kind!r}; {hint}")
+            near = f"did you mean {alike!r}?" if alike else nearest(kind, known, "give one as H100 or L4")
+            msg = (
+                f"{key}: Ray knows no {kind!r}; {near} (what it has no name for is left out, or chosen by "
+                "node_labels, as ray.io/accelerator-type)"
+            )
+            raise ConfigError(msg)
     for key, given in labels.items():
         if (problem := validate_label_selector(given)) is not None:
             raise ConfigError(f"{key}: {problem}")

@@ -93,6 +93,10 @@ REFUSED = pytest.mark.parametrize(
             "accelerator_type: Ray knows no 'h100'; did you mean 'H100'?",
         ),
         (
+            {"accelerator": "cuda", "accelerator_type": "A10"},  # Ray Serve LLM would wait for an A10G
+            "accelerator_type: Ray knows no 'A10'; did you mean 'A10G'? (what it has no name for is left out",
+        ),
+        (
             {"accelerator": "cuda", "decode": {"accelerator_type": "Gaudi9"}},
             "decode.accelerator_type: Ray knows no 'Gaudi9'; ",
         ),
