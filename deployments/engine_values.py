@@ -1,4 +1,4 @@
-"""Which values vLLM takes for its engine arguments: what a configuration gives is held against vLLM itself.
+"""Which values vLLM takes for its arguments: what a configuration gives is held against vLLM itself.
 
 Types and ranges are those of vLLM's configuration classes, names those that vLLM and its plugins have
 registered; there is no list of our own. Files and directories that are named have to be on this machine, too.
@@ -25,6 +25,7 @@ from vllm.config import (
     VllmConfig,
 )
 from vllm.entrypoints.chat_utils import load_chat_template
+from vllm.entrypoints.launchers.cli_args import FrontendArgs
 from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 from vllm.model_executor.model_loader import LoadFormats, get_model_loader
 from vllm.plugins import load_general_plugins
@@ -43,6 +44,7 @@ _CONFIGS: Final = (
     SchedulerConfig,
     ObservabilityConfig,
     VllmConfig,
+    FrontendArgs,
 )
 """Classes whose fields are given arguments as they are; `KernelConfig` spells some of its own anew first."""
 _OTHER_NAMES: Final = {"kv_cache_dtype": "cache_dtype"}

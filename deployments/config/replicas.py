@@ -189,6 +189,7 @@ _RESERVED_ENGINE_KWARGS = {
 _MAPPINGS: Final = frozenset(
     {
         "additional_config",
+        "default_chat_template_kwargs",
         "hf_overrides",
         "override_generation_config",
         "speculative_config",

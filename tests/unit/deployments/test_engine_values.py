@@ -6,6 +6,7 @@ import shutil
 import own_parsers
 import pytest
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import FrontendArgs
 from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
@@ -28,6 +29,8 @@ def test_a_section_that_is_written_as_text_is_left_to_vllm():
 
 
 ARGUMENTS = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
+OF_THE_SERVER = {field.name for field in dataclasses.fields(FrontendArgs)}
+"""What Ray gives to vLLM's server, also where its engine has an argument of that name."""
 LATER = {"load_format", "reasoning_parser", "reasoning_parser_plugin"}
 """What these name is looked for when weights are loaded, and where answers are made."""
 
@@ -57,6 +60,11 @@ def tiny(tmp_path_factory):
         ({"reasoning_parser": "qwen33"}, "no reasoning_parser 'qwen33'; did you mean 'qwen3'?"),
         ({"tool_call_parser": "Hermes"} | AUTO, "no tool_call_parser 'Hermes'; did you mean 'hermes'?"),
         (AUTO, "enable_auto_tool_choice needs a tool_call_parser"),
+        (
+            {"chat_template_content_format": "openAI"},
+            "vLLM has no chat_template_content_format 'openAI'; did you mean 'openai'?",
+        ),
+        ({"enable_prompt_tokens_details": "perhaps"}, "Input should be a valid boolean"),
     ],
     ids=str,
 )
@@ -81,6 +89,9 @@ def test_a_value_that_vllm_does_not_know_is_refused_with_the_nearest(given, prob
         {"reasoning_parser": "qwen3", "reasoning_parser_plugin": ""},
         {"tool_call_parser": "mine"},
         {"tool_call_parser": "hermes"} | AUTO,
+        {"chat_template_content_format": "openai", "response_role": "assistant"},
+        {"default_chat_template_kwargs": {"enable_thinking": False}},
+        {"enable_prompt_tokens_details": True},
     ],
     ids=str,
 )
@@ -165,6 +176,7 @@ def test_no_default_of_vllms_is_refused():
         model="org/model", prefix_cache_retention_interval=None
     )  # else a mark of "not given"
     assert refusal({key: getattr(defaults, key) for key in ARGUMENTS}) is None
+    assert refusal(vars(FrontendArgs())) is None
 
 
 def test_nothing_is_refused_that_vllm_would_take(tiny):
@@ -180,6 +192,7 @@ def test_nothing_is_refused_that_vllm_would_take(tiny):
     for key, value in refused:
         try:
             AsyncEngineArgs(**{"model": tiny, key: value}).create_engine_config()
+            FrontendArgs(**({key: value} if key in OF_THE_SERVER else {}))
         except Exception:  # noqa: BLE001 - whatever vLLM raises
             continue
         taken.append((key, value))

@@ -208,6 +208,7 @@ def test_defaults_are_the_documented_tiers():
                 ("override_generation_config", "{}", "has keys and values of its own"),
                 ("additional_config", "{}", "has keys and values of its own"),
                 ("hf_overrides", "{}", "has keys and values of its own"),
+                ("default_chat_template_kwargs", "{}", "has keys and values of its own"),
             )
         ),
         (
