@@ -94,7 +94,8 @@ def take_port(llm_config: LLMConfig) -> int:
     for place, port in enumerate(range(first, _LAST_PORT + 1, apart)):
         if (hold := _hold_of(port)) is not None:
             _holds.append(hold)
-            os.environ.setdefault(_PORT, str(port))  # Ray leaves one alone that is set
+            # Ray leaves alone what is set. What was before would be the port of all engines on this host.
+            os.environ[_PORT] = str(port)
             return place
     raise NoPortError(first)
 

@@ -309,10 +309,11 @@ def test_replicas_that_start_together_have_a_port_each(replica, first):
     assert sorted(places) == list(range(8))
 
 
-def test_a_port_that_is_set_stays(replica, first, monkeypatch):
+def test_a_port_that_the_environment_names_is_that_of_no_engine(replica, first, monkeypatch):
+    """Those of both tiers on a host would have the same."""
     monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", "5600")
     take_port(SimpleNamespace(experimental_configs={PORT_BASE: first}, engine_kwargs={}))
-    assert os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
+    assert os.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] == str(first)
 
 
 def test_without_a_port_that_is_left_it_is_said_what_to_change(replica):
