@@ -45,8 +45,16 @@ def check_fits(config: SlackServeConfig, values: Mapping[str, Any]) -> None:
     """Compare what a model's own configuration says (`text_model`) with what is asked of it.
 
     Raises:
-        ConfigError: It takes no prompts of that length, or cannot be divided among so many workers.
+        ConfigError: It is a draft model that names the one to serve, takes no prompts of that length, or
+            cannot be divided among so many workers.
     """
+    if values.get("speculators_config") is not None:
+        msg = (
+            "model: it is a draft model in the format of speculators, in whose place vLLM would serve the "
+            "one that it drafts for (verifier in its config.json): give that one here, and this one as model "
+            "in a speculative_config of both tiers"
+        )
+        raise ConfigError(msg)
     most = lengths(values).most
     if config.max_model_len is not None and most is not None and config.max_model_len > most:
         msg = f"max_model_len: {config.max_model_len} is more than the model's {most}"

@@ -269,6 +269,13 @@ def test_several_workers_of_prefill_have_the_same_kv_heads_only_if_decode_has_as
         FoundModel.of(parse(values))
 
 
+def test_a_draft_model_that_names_the_model_to_serve_is_refused_in_its_place(model):
+    """Its configuration is not that of the model, nor does ours say that decode speculates."""
+    drafts = {"speculators_config": {"verifier": {"name_or_path": "org/model"}}}
+    with pytest.raises(ConfigError, match=r"^model: it is a draft model .* speculative_config of both"):
+        FoundModel.of(parse({"model": model(drafts)}))
+
+
 def test_kv_heads_of_mistrals_format_count(tmp_path):
     (tmp_path / "params.json").write_text(json.dumps({"n_heads": 24, "n_kv_heads": 8}))
     (tmp_path / "consolidated.safetensors").touch()
