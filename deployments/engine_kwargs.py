@@ -145,9 +145,10 @@ def _refuse_differences(prefill: Mapping[str, Any], decode: Mapping[str, Any]) -
 def engine_kwargs(
     config: SlackServeConfig, longest: int | None, pool: PoolConfig, role: KVRole
 ) -> dict[str, Any]:
-    """What one tier's engines start with; `longest` is what the model takes, tokens, where that is known.
+    """What one tier's engines start with, but for what holds for both tiers (`FoundModel.sampling`).
 
-    Of two values the later counts: ours, the tier's, the configuration's own, and what holds for both tiers.
+    Of two values the later counts: ours, the tier's, and the configuration's own. `longest` is what the model
+    takes, tokens, where that is known.
     """
     buffer_device, longest = config.kv_transfer.buffer_device, config.max_model_len or longest
     kwargs: dict[str, Any] = {
@@ -172,7 +173,7 @@ def engine_kwargs(
         kwargs["gpu_memory_utilization"] = round(_GPU_MEMORY * pool.gpus_per_worker, 3)
     of_tier = _decode_kwargs if role is KVRole.DECODE else _prefill_kwargs
     kwargs |= of_tier(config, longest, pool)
-    kwargs |= pool.engine_kwargs | of_sampling(config)
+    kwargs |= pool.engine_kwargs
     if role is KVRole.DECODE:
         kwargs["structured_outputs_config"] = _grammars(pool)
         if config.pressure.enabled:
@@ -259,25 +260,17 @@ def of_the_model(config: SlackServeConfig) -> dict[str, Any]:
 
 def alike_in_both(config: SlackServeConfig) -> dict[str, Any]:
     """What is configured of all arguments in which two tiers, or two replicas of one, must not differ."""
-    alike = _of_both(config, _OF_SAMPLING + _OF_THE_MODEL)
+    alike = of_sampling(config)
     is_made_up = config.prefill.engine_kwargs.get("load_format") == _MADE_UP
     return {**alike, "load_format": _MADE_UP} if is_made_up else alike
 
 
 def of_sampling(config: SlackServeConfig) -> dict[str, Any]:
-    """What both tiers have of arguments that shape the model and how it samples."""
-    return _of_both(config, _OF_SAMPLING + _OF_THE_MODEL) | _generation(config)
+    """What is configured of arguments that shape the model and how it samples, for both tiers."""
+    return _of_both(config, _OF_SAMPLING + _OF_THE_MODEL)
 
 
 def _of_both(config: SlackServeConfig, keys: tuple[str, ...]) -> dict[str, Any]:
     """What either tier is given of arguments that hold for both."""
     given = config.prefill.engine_kwargs | config.decode.engine_kwargs
     return {key: given[key] for key in keys if key in given}
-
-
-def _generation(config: SlackServeConfig) -> dict[str, Any]:
-    """What holds for requests that name no `max_tokens`; those that name more than may be are refused."""
-    if (most := config.limits.max_output_tokens) is None:
-        return {}
-    given = _of_both(config, _OF_SAMPLING).get("override_generation_config") or {}
-    return {"override_generation_config": {**given, "max_new_tokens": most}}

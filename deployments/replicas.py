@@ -150,7 +150,9 @@ def llm_config(model: FoundModel, role: KVRole) -> LLMConfig:
     return ConfigWithParsers(
         model_loading_config={"model_id": found.model_id, "model_source": found.source},
         accelerator_type=pool.accelerator_type or config.accelerator_type,
-        engine_kwargs=engine_kwargs(config, model.native_length, pool, role) | model.adapters,
+        engine_kwargs=engine_kwargs(config, model.native_length, pool, role)
+        | model.sampling
+        | model.adapters,
         runtime_env={"env_vars": _environment(model, pool)},
         callback_config={"callback_class": "deployments.local.engine_start.EngineLoadsModel"},
         experimental_configs={

@@ -10,7 +10,13 @@ from deployments.engine_kwargs import check_engine_kwargs, of_sampling, of_the_m
 from deployments.models.adapters import adapter_kwargs
 from deployments.models.fit import check_fits
 from deployments.models.store import ModelStore, ResolvedModel
-from deployments.models.text_model import lengths, max_output_tokens, sampled_with, text_model
+from deployments.models.text_model import (
+    lengths,
+    max_output_tokens,
+    sampled_with,
+    text_model,
+    with_most_output_tokens,
+)
 from deployments.ray_names import check_ray_names
 from slo.files.profile import Profile
 from slo.predict.measured_on import Subject
@@ -27,6 +33,7 @@ class FoundModel:
         config: As if it were the only one.
         resolved: Where it is, and under which name.
         adapters: Engine arguments for its adapters.
+        sampling: Engine arguments of both tiers that shape it and how it samples.
         sampled_with: What it says of the `temperature`, `top_p` and `max_tokens` of answers whose requests do
             not.
         max_output_tokens: The most tokens of an answer, whatever its request names; None for what it takes.
@@ -37,6 +44,7 @@ class FoundModel:
     subject: Subject
     profile: Profile | None
     adapters: dict[str, Any]
+    sampling: dict[str, Any]
     sampled_with: dict[str, float]
     max_output_tokens: int | None
 
@@ -58,13 +66,14 @@ class FoundModel:
         values = text_model(found.source, of_the_model(config))
         check_fits(config, values)
         _check_whole_prompts_fit(config, config.max_model_len or lengths(values).by_default)
-        sampling = of_sampling(config)
+        sampling = with_most_output_tokens(found.source, of_sampling(config), config.limits.max_output_tokens)
         return cls(
             config,
             found,
             subject,
             profile,
             adapters,
+            sampling,
             sampled_with(found.source, sampling),
             max_output_tokens(found.source, sampling),
         )

@@ -173,6 +173,23 @@ def max_output_tokens(source: str, given: Mapping[str, Any]) -> int | None:
     return cast("int | None", sampled_with(source, instead).get("max_tokens"))
 
 
+def with_most_output_tokens(source: str, given: Mapping[str, Any], most: int | None) -> dict[str, Any]:
+    """The same arguments, with which an answer whose request names no `max_tokens` has no more than `most`.
+
+    Fewer that the model or an operator says stay. Requests that name more are refused before.
+
+    Args:
+        source: As of `sampled_with`.
+        given: Likewise.
+        most: None for what the model takes.
+    """
+    unnamed = sampled_with(source, given).get("max_tokens")
+    if most is None or (isinstance(unnamed, int) and unnamed <= most):
+        return {**given}
+    overrides = given.get("override_generation_config") or {}
+    return {**given, "override_generation_config": {**overrides, "max_new_tokens": most}}
+
+
 def _is_mistrals(directory: Path, config_format: str) -> bool:
     """Whether vLLM reads a directory in Mistral's own format."""
     if config_format != "auto":

@@ -12,7 +12,6 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from benchmarks.harness.tiny_models import build_tiny_llama
 from deployments.config import ConfigError
 from deployments.config.settings import parse
-from deployments.engine_kwargs import of_sampling
 from deployments.models.found import FoundModel
 
 pytestmark = pytest.mark.slow
@@ -155,15 +154,24 @@ def test_answers_are_sampled_as_by_vllm(model, monkeypatch, tmp_path, of_model, 
         ({"generation_config": "vllm"}, {}, None, None),
         ({"generation_config": "elsewhere"}, {}, 30, 30),
         ({"override_generation_config": {"max_new_tokens": 9}}, {}, 9, 9),
-        ({"override_generation_config": {"max_new_tokens": 9}}, {"max_output_tokens": 99}, 99, 99),
-        ({}, {"max_output_tokens": 99}, 99, 99),
+        ({"override_generation_config": {"max_new_tokens": 9}}, {"max_output_tokens": 99}, 9, 9),
+        ({"override_generation_config": {"max_new_tokens": 200}}, {"max_output_tokens": 99}, 99, 99),
+        ({"override_generation_config": {"max_new_tokens": None}}, {"max_output_tokens": 99}, 99, 99),
+        ({"generation_config": "elsewhere"}, {"max_output_tokens": 99}, 30, 30),
+        ({"generation_config": "elsewhere"}, {"max_output_tokens": 20}, 20, 20),
+        ({"generation_config": "vllm"}, {"max_output_tokens": 99}, 99, 99),
+        ({}, {"max_output_tokens": 99}, 50, None),
+        ({}, {"max_output_tokens": 20}, 20, 20),
     ],
     ids=str,
 )
 def test_an_answer_is_as_long_as_the_model_says_where_its_request_does_not(
     model, monkeypatch, tmp_path, given, limits, unnamed, most
 ):
-    """And never longer than an operator says, as in vLLM, which takes a directory that he names for that."""
+    """And never longer than an operator says, as in vLLM, which takes a directory that he names for that.
+
+    Nor longer than the limit, above which the ingress lets no request name a number.
+    """
     directory = Path(model({}))
     (directory / "generation_config.json").write_text(json.dumps({"max_new_tokens": 50}))
     monkeypatch.chdir(tmp_path)
@@ -172,7 +180,7 @@ def test_an_answer_is_as_long_as_the_model_says_where_its_request_does_not(
     config = parse({"model": str(directory), "limits": limits, "decode": {"engine_kwargs": given}})
     found = FoundModel.of(config)
     assert (found.sampled_with.get("max_tokens"), found.max_output_tokens) == (unnamed, most)
-    of_vllm = AsyncEngineArgs(model=str(directory), **of_sampling(config)).create_model_config()
+    of_vllm = AsyncEngineArgs(model=str(directory), **found.sampling).create_model_config()
     assert of_vllm.get_diff_sampling_param().get("max_tokens") == unnamed
 
 
