@@ -16,7 +16,7 @@ from typing import Final
 from slo.autoscaling.need import Need, ScaleReason
 
 _FULL: Final = 9 / 8
-"""Replicas are too few that are in use for more than so many times what is planned."""
+"""Replicas are too few where more than so many times as many are needed."""
 _GIVEN_UP: Final = 10
 """A replica that is not there after so many times as long as one takes to start is not waited for."""
 
@@ -100,11 +100,10 @@ class Scaler:
             return Scaled(self._bounded(target), ScaleReason.UNKNOWN, is_overdue)
         is_starting = 0 < missing_s < 2 * rules.start_s
         found = need(max(0.0, rules.start_s - missing_s) if is_starting else rules.start_s)
-        is_full = found.steady > _FULL * rules.busy * target
-        usual = math.ceil(found.steady / rules.busy) if is_full else 0
-        at_least = math.ceil(found.at_least)
-        enough = self._bounded(max(usual, at_least))
-        reason = found.usual if usual >= at_least else found.reason
+        usual = found.steady / rules.busy
+        wanted = max(usual, found.at_least)
+        enough = self._bounded(math.ceil(wanted) if wanted > _FULL * target else 0)
+        reason = found.usual if usual >= found.at_least else found.reason
         if found.wants_more and running >= target and enough <= target:
             enough, reason = self._bounded(target + 1), ScaleReason.AT_RISK
         most = self._most(found, enough, target, now_s)

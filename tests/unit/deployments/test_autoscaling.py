@@ -249,7 +249,7 @@ async def test_a_larger_tier_that_serves_controller_finds_again_is_not_cut_to_it
 
 async def test_while_its_replicas_are_found_again_a_tier_is_not_short_of_them(monitor, clock):
     """What will wait until another replica is up would count as if none of them served."""
-    monitor.demand = demand(6.0, 6.0, 30, replicas=8)
+    monitor.demand = demand(7.0, 6.0, 30, replicas=8)
     policy = TierAutoscaler("prefill", "tiny", starts_with=3, **(RULES | {"max_replicas": 16}))
     for found in (0, 0, 1, 7, 8):
         assert await settled(policy, running=found, target=8) == 8, found
