@@ -14,7 +14,7 @@ from ray.serve.llm.openai_api_models import ErrorResponse
 
 from decode_node.answers import SERVER_ERRORS
 from decode_node.prefill_health import PrefillFailedError
-from decode_node.tier_calls import REPLICA_ERRORS, TierCalls
+from decode_node.tier_calls import REPLICA_ERRORS, TierCalls, cancel_call
 from sampling.carried import Prefilled, PrefillRequest
 from slo.model_digest import OTHER_MODEL
 from slo.replacement import FailureCause
@@ -59,7 +59,7 @@ class PrefillTier(TierCalls):
         try:
             prefilled = await anext(aiter(responses))
         except asyncio.CancelledError:
-            responses.cancel()
+            cancel_call(responses)
             raise
         except REPLICA_ERRORS as error:
             raise PrefillFailedError(FailureCause.REPLICA_DIED, placed, repr(error)[:200]) from None

@@ -1,4 +1,4 @@
-"""Calls to the replicas of a tier: whether they are there, and one call to all of them.
+"""Calls to the replicas of a tier: whether they are there, one call to all of them, and the end of one.
 
 Owns which errors say that a replica has failed.
 """
@@ -21,7 +21,7 @@ from slo.request import ReplicaId
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ray.serve.handle import DeploymentHandle
+    from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 
 _UP_S: Final = 0.5
@@ -121,6 +121,19 @@ class TierCalls:
             return list(await response._fetch_replica_results_async())  # noqa: SLF001 - see above
         except DeploymentUnavailableError:
             return []
+
+
+def cancel_call(responses: DeploymentResponseGenerator[Any]) -> None:
+    """Cancel a call, whether or not a replica has accepted it.
+
+    Serve's `cancel` knows of that only once the caller has heard of it, which one that is cancelled in the
+    very step of the loop in which its call is accepted never does.
+    """
+    accepted = responses._replica_result_future  # noqa: SLF001 - see above
+    if accepted.done() and not accepted.cancelled() and accepted.exception() is None:
+        accepted.result().cancel()
+    else:
+        responses.cancel()
 
 
 def _answers(calls: Iterable[asyncio.Future[Any]]) -> list[Any]:

@@ -17,7 +17,7 @@ from ray.exceptions import TaskCancelledError
 from starlette.responses import JSONResponse, Response
 
 from decode_node.answers import NOT_TAKEN, error_in
-from decode_node.tier_calls import REPLICA_ERRORS
+from decode_node.tier_calls import REPLICA_ERRORS, cancel_call
 from deployments.http import errors as http_errors
 from slo.errors import NO_REPLICA_RETRY_S, Rejected, RejectionReason
 from telemetry import logs
@@ -100,5 +100,5 @@ class Conversions:
             raise http_errors.internal_error(request_id) from error
         finally:
             if answer is None:
-                responses.cancel()
+                cancel_call(responses)
         return answer

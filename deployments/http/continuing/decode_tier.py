@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ray.exceptions import TaskCancelledError
 
 from decode_node.answers import REQUEST_FAILED, Piece, error_in
-from decode_node.tier_calls import REPLICA_ERRORS
+from decode_node.tier_calls import REPLICA_ERRORS, cancel_call
 from deployments.http import errors as http_errors
 from deployments.http.continuing.delivered import Delivered
 from deployments.http.continuing.stream_watch import DecodeFailedError, StreamWatch
@@ -102,7 +102,7 @@ class DecodeTier:
                 failure = _caused_by(error, FailureCause.REQUEST_FAILED)
             finally:
                 if not is_over:
-                    responses.cancel()
+                    cancel_call(responses)
             if is_over:
                 return
             context = await self._elsewhere(asked, context, delivered, replacements, failure)

@@ -1,9 +1,11 @@
 """What a decode replica makes of what a call to the prefill tier ends with."""
 
+import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from played_calls import call_until
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import RequestCancelledError
 from ray.serve.llm.openai_api_models import ErrorResponse
@@ -72,3 +74,15 @@ async def test_a_replica_that_cannot_compute_it_says_who_it_is(kind, cause):
 async def test_a_cancelled_prefill_has_not_failed():
     with pytest.raises(RequestCancelledError):
         await failing(RequestCancelledError("r"))
+
+
+async def test_a_prefill_that_is_accepted_just_as_it_is_cancelled_ends_there_too():
+    accepted, ended = asyncio.get_running_loop().create_future(), []
+    handle = SimpleNamespace(prefill=SimpleNamespace(remote=lambda *_: call_until(accepted)))
+    asking = asyncio.create_task(PrefillTier(handle, Background()).prefill(None, Info({}), CONTEXT))
+    await asyncio.sleep(0)
+    accepted.set_result(SimpleNamespace(cancel=lambda: ended.append(REPLICA)))
+    asking.cancel()
+    await asyncio.wait([asking])
+    assert asking.cancelled()
+    assert ended == [REPLICA]

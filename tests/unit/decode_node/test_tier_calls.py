@@ -5,11 +5,12 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from played_calls import call_until
 from ray.exceptions import RayActorError
 
 from decode_node import tier_calls
 from decode_node.prefill_tier import PrefillTier
-from decode_node.tier_calls import TierCalls
+from decode_node.tier_calls import TierCalls, cancel_call
 from deployments.http.continuing.stream_watch import DecodeFailedError, StreamWatch
 from slo.replacement import FailureCause
 from slo.request import ReplicaId
@@ -168,3 +169,39 @@ async def test_replicas_that_are_late_are_not_gone():
     """As those of a crowd: who asked decides how long that is borne, and calls it silence."""
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(TierCalls(Fleet((60, REPLICA))).ask(None), 1.2)
+
+
+class Result:
+    """What a replica has of a call that it has accepted."""
+
+    def __init__(self):
+        self.cancelled = 0
+
+    async def __anext__(self):
+        await asyncio.Event().wait()
+
+    def cancel(self):
+        self.cancelled += 1
+
+
+@pytest.mark.parametrize("is_heard_of", [True, False])
+async def test_a_call_is_cancelled_whether_or_not_its_caller_has_heard_that_it_is_accepted(is_heard_of):
+    accepted, result = asyncio.get_running_loop().create_future(), Result()
+    call = call_until(accepted)
+    asking = asyncio.create_task(anext(call))
+    await asyncio.sleep(0)
+    accepted.set_result(result)
+    if is_heard_of:
+        await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.wait([asking])
+    cancel_call(call)
+    assert result.cancelled == 1
+
+
+async def test_a_call_that_waits_for_a_replica_is_cancelled_and_one_that_has_found_none_has_ended():
+    waiting, failed = (asyncio.get_running_loop().create_future() for _ in range(2))
+    failed.set_exception(RayActorError())
+    for accepted in (waiting, failed):
+        cancel_call(call_until(accepted))
+    assert waiting.cancelled()

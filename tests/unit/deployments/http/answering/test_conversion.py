@@ -5,6 +5,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from played_calls import call_of, call_until
 from ray.exceptions import RayActorError
 
 from decode_node.answers import error_response
@@ -20,9 +21,6 @@ class Responses:
     def __init__(self, answer=None):
         self.answer = answer
         self.is_cancelled = False
-
-    def __aiter__(self):
-        return self
 
     async def __anext__(self):
         if self.answer is None:
@@ -40,14 +38,14 @@ def state_of(tenant="acme"):
 
 
 async def converted(conversions, responses, tenant="acme"):
-    answer = await conversions.answer(lambda: responses, "prompt", state_of(tenant))
+    answer = await conversions.answer(lambda: call_of(responses), "prompt", state_of(tenant))
     assert not responses.is_cancelled
     return json.loads(answer.body)
 
 
 async def refusal(conversions, responses, tenant="acme"):
     with pytest.raises(HTTPError) as refused:
-        await conversions.answer(lambda: responses, "prompt", state_of(tenant))
+        await conversions.answer(lambda: call_of(responses), "prompt", state_of(tenant))
     return refused.value.status, refused.value.code, refused.value.headers.get("retry-after")
 
 
@@ -69,7 +67,7 @@ async def test_what_it_answers_otherwise(answer, status, code):
 
 async def test_a_replica_that_dies_is_asked_no_more_but_another():
     calls = iter([Responses(RayActorError()), Responses(TOKENS)])
-    answer = await Conversions().answer(lambda: next(calls), "prompt", state_of())
+    answer = await Conversions().answer(lambda: call_of(next(calls)), "prompt", state_of())
     assert json.loads(answer.body) == {"tokens": [1, 2]}
     assert next(calls, None) is None
 
@@ -99,3 +97,15 @@ async def test_a_tenant_has_few_at_a_time_and_another_its_own():
     assert await converted(conversions, Responses(TOKENS))
     ongoing[1].cancel()
     await asyncio.wait(ongoing[1:])
+
+
+async def test_one_that_a_replica_takes_up_just_as_its_client_leaves_is_cancelled():
+    accepted, silent = asyncio.get_running_loop().create_future(), Responses()
+    conversions = Conversions()
+    answering = asyncio.ensure_future(conversions.answer(lambda: call_until(accepted), "prompt", state_of()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    answering.cancel()
+    accepted.set_result(silent)
+    await asyncio.wait([answering])
+    assert silent.is_cancelled

@@ -1,6 +1,9 @@
 """An answer goes on elsewhere when its replica fails; what cannot ends in our own words."""
 
+import asyncio
+
 import pytest
+from played_calls import call_of, call_until
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import RequestCancelledError
 from ray.serve.llm.openai_api_models import CompletionRequest, ErrorResponse
@@ -48,6 +51,11 @@ class Fleet:
     def __init__(self, plays, places=()):
         self.plays, self.places = plays, list(places)
         self.asked, self.sent, self.counted, self.cancelled, self.told_lost = [], [], [], [], []
+        self.accepting = {}
+        self.watch = StreamWatch(self.is_well, 1.0, 5.0)
+
+    async def is_well(self, replica):
+        return None
 
     async def place(self, request):
         self.asked.append(request)
@@ -58,16 +66,16 @@ class Fleet:
 
     def send(self, body, context):
         self.sent.append((body, context))
-        return Responses(self, context.decode_replica)
+        replica = context.decode_replica
+        if (accepted := self.accepting.get(replica)) is not None:
+            return call_until(accepted)
+        return call_of(Responses(self, replica))
 
     def count(self, metric, **labels):
         self.counted.append(tuple(labels.values()))
 
     async def answer(self, limit=2):
-        async def ask(_):
-            return None
-
-        tier = DecodeTier(self, StreamWatch(ask, 1.0, 5.0), limit, self)
+        tier = DecodeTier(self, self.watch, limit, self)
         asked = Asked(
             BODY,
             PlacementRequested(
@@ -92,9 +100,6 @@ class Responses:
     def __init__(self, fleet, replica):
         self.fleet, self.replica = fleet, replica
         self.pieces = iter(fleet.plays[replica])
-
-    def __aiter__(self):
-        return self
 
     async def __anext__(self):
         piece = next(self.pieces, None)
@@ -128,6 +133,24 @@ async def test_a_request_that_its_client_has_cancelled_goes_on_nowhere():
     with pytest.raises(RequestCancelledError):
         await fleet.answer()
     assert (fleet.asked, fleet.counted) == ([], [])
+
+
+@pytest.mark.parametrize("leaves", ["its client", "the watch"])
+async def test_a_call_that_is_accepted_just_as_it_is_left_is_cancelled(leaves):
+    """Its replica would compute the answer for nobody."""
+    fleet = Fleet({A: [], B: [event(1), DONE]}, [placed(B)])
+    fleet.accepting[A] = accepted = asyncio.get_running_loop().create_future()
+    answering = asyncio.create_task(fleet.answer())
+    await asyncio.sleep(0)
+    if leaves == "the watch":
+        (waiting,) = fleet.watch._waiting[A]
+        waiting.give_up(FailureCause.SILENT)
+    accepted.set_result(Responses(fleet, A))
+    if leaves == "its client":
+        answering.cancel()
+    await asyncio.wait([answering])
+    assert fleet.cancelled == [A]
+    assert answering.cancelled() == (leaves == "its client")
 
 
 @FAILURES
