@@ -98,7 +98,7 @@ class EngineError:
         type: vLLM's or ours, such as "BadRequestError".
         code: An HTTP status.
         param: The request's field that is wrong. Of what our replicas do not take or give up, in how many
-            seconds it may come again, where they say it; of what they fail, which replica it was.
+            seconds it may come again, where they say it; of what another one may answer, which it was.
     """
 
     message: str

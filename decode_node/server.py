@@ -46,7 +46,7 @@ from engine_host.processes import unlink_shared_memory
 from engine_host.watchdog import EngineWatchdog
 from kv_transfer.side_channel import take_port
 from slo.liveness import HUNG_AFTER_S
-from slo.model_digest import OTHER_MODEL, UNTOLD, ModelDigest, is_same_model
+from slo.model_digest import UNTOLD, ModelDigest, is_same_model
 from slo.monitor.messages import DecodeSeen, Role
 from slo.predict.handoff import HandoffSample
 from slo.protocol import OTHER_PROTOCOL, OtherProtocolError
@@ -321,7 +321,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             msg = "a decode replica serves requests from its own ingress only; they carry a context"
             raise RuntimeError(msg)
         if not is_same_model(context.digest, self._orchestrator.digest):
-            yield error_response(503, OTHER_MODEL, "the answer was begun by another model of that name")
+            yield self._layer.other_model("the answer was begun by another model of that name")
             return
         arrived = Arrived(request, info, context, arrived_s, is_chat)
         try:

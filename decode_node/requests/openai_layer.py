@@ -21,6 +21,7 @@ from decode_node.answers import REQUEST_FAILED, SERVER_ERRORS, ends_answer, erro
 from decode_node.carrying import BoundReason
 from decode_node.rendering import Rendered, grammar_of, render
 from decode_node.requests.underway import Call, Underway
+from slo.model_digest import OTHER_MODEL
 from slo.request import ENGINE_DIED, ReplicaId
 from telemetry.reporting.answering import is_cancelled
 
@@ -83,11 +84,18 @@ class OpenAILayer:
         return bool(self.engine._engine_client.errored)  # noqa: SLF001 - no public way in
 
     async def rendered(self, request: Any, *, is_chat: bool, max_model_len: int) -> Rendered | ErrorResponse:
-        """As `decode_node.rendering.render`; that the engine has failed is an error to answer with, too."""
+        """As `decode_node.rendering.render`; that the engine has failed is an error to answer with, too.
+
+        One that another replica may answer names this one.
+        """
         try:
-            return await render(self.engine, request, is_chat=is_chat, max_model_len=max_model_len)
+            rendered = await render(self.engine, request, is_chat=is_chat, max_model_len=max_model_len)
         except VLLMServerError as error:
             return self.failed(str(error))
+        refused = error_in(rendered)
+        if refused is not None and refused.type == OTHER_MODEL:
+            return self.other_model(refused.message)
+        return rendered
 
     async def grammar_of(self, chat: Any, *, max_model_len: int) -> StructuredOutputsParams | None:
         """As `decode_node.rendering.grammar_of`; None too when the engine has failed."""
@@ -141,6 +149,10 @@ class OpenAILayer:
     def failed(self, message: str) -> ErrorResponse:
         """That the engine has failed a request, and whether it lives on."""
         return error_response(500, ENGINE_DIED if self.is_dead else REQUEST_FAILED, message, self.replica)
+
+    def other_model(self, message: str) -> ErrorResponse:
+        """That the request is for another model than the one that is served here."""
+        return error_response(503, OTHER_MODEL, message, self.replica)
 
     def why_bound(self, call: Call) -> BoundReason | None:
         """What the layer keeps of a chat that is not carried; None for nothing."""

@@ -26,7 +26,7 @@ from deployments.http.placing.asked import Asked, at_place
 from slo.errors import Rejected
 from slo.model_digest import OTHER_MODEL
 from slo.replacement import ContinuationOutcome, FailureCause
-from slo.request import ATTEMPTS_PER_PLACE, ENGINE_DIED, RequestContext
+from slo.request import ATTEMPTS_PER_PLACE, ENGINE_DIED, ReplicaId, RequestContext
 from telemetry import logs
 from telemetry.catalogue import CONTINUATIONS
 from telemetry.instruments import Instruments
@@ -121,7 +121,7 @@ class DecodeTier:
         Raises:
             HTTPError: when it does not.
         """
-        lost = context.decode_replica
+        lost = failure.replica or context.decode_replica  # Serve may have chosen another
         failed = context.failed_replicas if lost is None else (*context.failed_replicas, lost)
         # A first token that has been sent was in time or late; the one after it has the tier's time again.
         elapsed_s = 0.0 if delivered.has_begun else time.monotonic() - asked.arrived_s
@@ -188,7 +188,7 @@ def _sound(answer: Any) -> Any:
     """
     error = error_in(answer)
     if error is not None and (cause := _CAUSES.get(error.type)) is not None:
-        raise DecodeFailedError(cause, error.message)
+        raise DecodeFailedError(cause, error.message, None if error.param is None else ReplicaId(error.param))
     return answer
 
 

@@ -33,12 +33,14 @@ class DecodeFailedError(Exception):
     Attributes:
         cause: Why.
         detail: What whoever failed said of it.
+        replica: Who failed; None where nobody but the placement says it.
     """
 
-    def __init__(self, cause: FailureCause, detail: str = "") -> None:
+    def __init__(self, cause: FailureCause, detail: str = "", replica: ReplicaId | None = None) -> None:
         super().__init__(f"{cause.value} ({detail})" if detail else cause.value)
         self.cause = cause
         self.detail = detail
+        self.replica = replica
 
 
 @dataclass(slots=True, eq=False)

@@ -181,8 +181,9 @@ async def test_a_name_that_the_ingress_knows_and_the_engine_does_not_is_another_
 
         render_completion_request = render_chat_request
 
-    answer = await rendering.render(Unaware(), request_, is_chat=is_chat, max_model_len=64)
-    assert (answer.error.code, answer.error.type) == (503, OTHER_MODEL)
+    layer = OpenAILayer(ReplicaId("d"), Unaware())
+    answer = await layer.rendered(request_, is_chat=is_chat, max_model_len=64)
+    assert (answer.error.code, answer.error.type, answer.error.param) == (503, OTHER_MODEL, "d")
     assert request_.model in answer.error.message
 
 

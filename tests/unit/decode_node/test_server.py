@@ -46,6 +46,7 @@ class Replica:
         self.server._background = Background()
         self.server._router = SimpleNamespace(generated=SimpleNamespace(remote=self.generated))
         self.server._answering = self
+        self.server._layer = OpenAILayer(ReplicaId("d"), None)
         self.server._orchestrator = Orchestrator(*[None] * 5)
 
     async def generated(self, job_id, tokens):
@@ -80,7 +81,7 @@ async def test_only_what_its_own_model_has_begun_goes_on_here(begun_by, goes_on)
         assert pieces == [0, 1, 2]
         return
     (refused,) = pieces
-    assert (refused.error.type, refused.error.code) == (OTHER_MODEL, 503)
+    assert (refused.error.type, refused.error.code, refused.error.param) == (OTHER_MODEL, 503, "d")
     assert replica.server._ongoing == 0
 
 

@@ -37,8 +37,8 @@ DONE = Piece("data: [DONE]")
 ROLE = Piece('data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}')
 
 
-def error(kind, code=500):
-    return ErrorResponse(error={"message": "it broke", "type": kind, "code": code})
+def error(kind, code=500, replica=None):
+    return ErrorResponse(error={"message": "it broke", "type": kind, "code": code, "param": replica})
 
 
 def placed(decode):
@@ -74,7 +74,7 @@ class Fleet:
     def count(self, metric, **labels):
         self.counted.append(tuple(labels.values()))
 
-    async def answer(self, limit=2):
+    async def answer(self, limit=2, at=A):
         tier = DecodeTier(self, self.watch, limit, self)
         asked = Asked(
             BODY,
@@ -88,7 +88,7 @@ class Fleet:
             0.0,
         )
         context = RequestContext(
-            JobId("j"), "r", STANDARD, 2.0, prefill_replica=P, decode_replica=A, prompt_bytes=400
+            JobId("j"), "r", STANDARD, 2.0, prefill_replica=P, decode_replica=at, prompt_bytes=400
         )
         self.got = []
         async for piece in tier.answer(asked, context, self.send):
@@ -275,6 +275,19 @@ async def test_a_replica_that_fails_after_the_last_event_does_no_harm():
 async def test_a_bound_stream_that_has_not_begun_begins_elsewhere():
     fleet = Fleet({A: [DIED], B: [event(1, bound="grammar"), DONE]}, [placed(B)])
     assert await fleet.answer() == [event(1).text, DONE.text]
+
+
+@pytest.mark.parametrize("at", [None, C], ids=["without the router", "one that is gone"])
+@pytest.mark.parametrize(
+    ("kind", "lost"), [(ENGINE_DIED, A), (REQUEST_FAILED, None), (OTHER_MODEL, None)], ids=str
+)
+async def test_a_replica_of_serves_choice_that_says_it_fails_is_not_chosen_again(kind, lost, at):
+    """One whose engine has died is the least busy one."""
+    fleet = Fleet({at: [error(kind, replica=A)], B: [event(1), DONE]}, [placed(B)])
+    assert await fleet.answer(at=at) == [event(1).text, DONE.text]
+    (asked,) = fleet.asked
+    assert (asked.failed_replicas, asked.lost_replica) == ((A,), lost)
+    assert fleet.sent[1][1].failed_replicas == (A,)
 
 
 async def test_without_the_router_serve_chooses_another():
