@@ -127,8 +127,9 @@ class Orchestrator:
         config: VllmConfig = client.vllm_config
         run.progress.bound = run.progress.bound or why_bound(config, params)
         run.may_leave = self.leaves and may_leave(config, params)
-        if run.due_s is not None:  # what it must conform to has been checked since it was rendered
-            run.context = replace(run.context, ttft_budget_s=run.due_s - time.monotonic())
+        if run.due_s is not None and (left_s := run.context.ttft_budget_s) is not None:
+            # What it must conform to has been checked since it was rendered.
+            run.context = run.context.after(left_s - (run.due_s - time.monotonic()))
 
         def decode(params: SamplingParams) -> Outputs:
             if run.decode_since_s is None:

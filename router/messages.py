@@ -48,7 +48,7 @@ class PlacementRequested(Message):
         only_decode: Whether only decode can compute them, so that they are no work of the prefill tier.
         avoided_replicas: Prefill replicas that it is placed on only if there is no other.
         answered_tokens: Tokens of its answer that are prefilled with its prompt, as it goes on after a loss.
-        explicit_e2e: Whether the client itself named the budget for the whole answer.
+        explicit_e2e_s: The client's own budget for the whole answer, seconds from arrival; None for none.
         digest: Of the model that has generated what is delivered of its answer; only that goes on with it.
     """
 
@@ -77,7 +77,7 @@ class PlacementRequested(Message):
     only_decode: bool = False
     avoided_replicas: tuple[ReplicaId, ...] = ()
     answered_tokens: int = 0
-    explicit_e2e: bool = False
+    explicit_e2e_s: float | None = None
     digest: ModelDigest = UNTOLD
 
     @property
@@ -120,6 +120,7 @@ class PlacementRequested(Message):
             however_late=request.cause is FailureCause.LEFT,
             lost_replica=request.lost_replica,
             avoided_replicas=request.avoided_replicas,
+            explicit_e2e_s=request.explicit_e2e_s,
         )
 
 

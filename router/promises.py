@@ -183,8 +183,8 @@ class Promises:
             latest_s = reach_s = NO_DEADLINE
         elif not request.explicit_deadline:
             allowed_s = max(budget_s, self._stretch * (alone.prefill_s + path_s))
-            if request.explicit_e2e and objective.e2e_s is not None and objective.e2e_s < allowed_s:
-                allowed_s = held_to_s = objective.e2e_s
+            if request.explicit_e2e_s is not None and request.explicit_e2e_s < allowed_s:
+                allowed_s = held_to_s = request.explicit_e2e_s
             latest_s = arrived_s + allowed_s - path_s
             reach_s = max(reach_s, allowed_s)
         if not (is_in_reach := alone.ttft_s <= reach_s):

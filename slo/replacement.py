@@ -94,6 +94,7 @@ class ReplacementRequested(Message):
         cause: How the last of them failed.
         lost_replica: The one of them that nobody can use until it reports again; None for none.
         avoided_replicas: It is placed there only if there is no other.
+        explicit_e2e_s: What is left of the client's own budget for the whole answer; None for none.
     """
 
     job_id: JobId
@@ -106,6 +107,7 @@ class ReplacementRequested(Message):
     cause: FailureCause
     lost_replica: ReplicaId | None = None
     avoided_replicas: tuple[ReplicaId, ...] = ()
+    explicit_e2e_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +141,13 @@ class ReplacementRules:
         """Why a request is not placed again; None when it may be.
 
         A deadline counts here only if the client named it; for the others the router decides. `context` has
-        what is left of its budget.
+        what is left of its budgets.
         """
         if replacements >= self.max_replacements:
             return ReplacementOutcome.LIMIT
-        budget_s = context.ttft_budget_s
-        is_late = budget_s is not None and budget_s <= 0
-        if is_late and context.explicit_deadline and context.tier in self.sheddable:
+        named_s = context.explicit_e2e_s, context.ttft_budget_s if context.explicit_deadline else None
+        is_late = any(left_s is not None and left_s <= 0 for left_s in named_s)
+        if is_late and context.tier in self.sheddable:
             return ReplacementOutcome.DEADLINE
         return None
 

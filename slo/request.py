@@ -88,6 +88,8 @@ class RequestContext:
         tpot_s: Objective for the time per output token; None for none.
         tenant_weight: The tenant's part of what it shares with others, relative to theirs.
         digest: Of the model that has generated what is delivered of its answer; only that goes on with it.
+        explicit_e2e_s: Seconds left of the client's own budget for the whole answer; None for none. With one
+            there is a `ttft_budget_s`, too.
     """
 
     job_id: JobId
@@ -108,6 +110,7 @@ class RequestContext:
     tpot_s: float | None = None
     tenant_weight: float = 1.0
     digest: ModelDigest = UNTOLD
+    explicit_e2e_s: float | None = None
 
     @property
     def attempt_id(self) -> JobId:
@@ -120,10 +123,11 @@ class RequestContext:
         return Party(self.tenant, self.tier)
 
     def after(self, elapsed_s: float) -> RequestContext:
-        """The same context with `elapsed_s` of its budget spent."""
+        """The same context with `elapsed_s` of its budgets spent."""
         if self.ttft_budget_s is None:
             return self
-        return replace(self, ttft_budget_s=self.ttft_budget_s - elapsed_s)
+        e2e_s = None if self.explicit_e2e_s is None else self.explicit_e2e_s - elapsed_s
+        return replace(self, ttft_budget_s=self.ttft_budget_s - elapsed_s, explicit_e2e_s=e2e_s)
 
     def for_prefill(self) -> RequestContext:
         """The same context with the budget that prefill may use: all but the handoff."""

@@ -61,11 +61,9 @@ class Placing:
         request_is_blameless = self.may_compute_here and self._is_blameless(run, failure)
         if failure.replica is not None:
             self._hold_against(run, failure.replica, failure)
-        context = replace(
-            run.context.next_attempt(),
-            # Nothing is left of a deadline for the first token once there is one.
-            explicit_deadline=run.context.explicit_deadline and run.carried is None,
-        )
+        context = run.context.next_attempt()
+        if run.carried is not None:  # what has begun is not ended for being late
+            context = replace(context, explicit_deadline=False, explicit_e2e_s=None)
         refused = self.rules.refusal(context, run.replacements)
         if refused is None or (refused is ReplacementOutcome.LIMIT and request_is_blameless):
             outcome, run.context = await self._placed_again(
@@ -114,6 +112,7 @@ class Placing:
             cause=cause,
             lost_replica=lost_replica,
             avoided_replicas=tuple(run.doubted),
+            explicit_e2e_s=context.explicit_e2e_s,
         )
 
     def _record(
@@ -159,6 +158,7 @@ class Placing:
             run.context.next_attempt(),
             local_prefill="",
             explicit_deadline=False,
+            explicit_e2e_s=None,
             ttft_budget_s=run.budget_s,
         )
         asked = self._request(run, context, FailureCause.LEFT)

@@ -15,7 +15,7 @@ _NOT_REPLACED: Final[Mapping[ReplacementOutcome, EngineError]] = {
     ),
     ReplacementOutcome.DEADLINE: EngineError(
         "the replica that computed the prompt failed, and no other can give the first token in time; "
-        "retry later, or ask for a longer x-slo-ttft-ms",
+        "retry later, or ask for a longer x-slo-ttft-ms or x-slo-e2e-ms",
         EvictionReason.DEADLINE_PASSED.value,
         429,
     ),

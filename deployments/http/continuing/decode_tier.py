@@ -155,6 +155,7 @@ class DecodeTier:
             context,
             ttft_budget_s=again.objective.known_ttft_budget_s,
             explicit_deadline=False,
+            explicit_e2e_s=None,
             failed_replicas=failed,
             prompt_bytes=0,  # with the answer so far, the length of a text is another
             attempt=ATTEMPTS_PER_PLACE * (replacements + 1),

@@ -133,5 +133,6 @@ def _context(record: RequestRecord, asked: Asked, placed: Placed | None) -> Requ
         traceparent=traceparent_of(record.span),
         tpot_s=objective.tpot_s,
         tenant_weight=1.0 if asked.placement.limit is None else asked.placement.limit.weight,
+        explicit_e2e_s=asked.placement.explicit_e2e_s,
     )
     return at_place(context, placed)

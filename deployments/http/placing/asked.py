@@ -73,7 +73,7 @@ class Asked:
             output_tokens=output_tokens,
             prompts=asks.prompts(body),
             only_decode=asks.only_decode(body),
-            explicit_e2e=any(name == E2E_HEADER for name, _ in state.headers),
+            explicit_e2e_s=objective.e2e_s if any(name == E2E_HEADER for name, _ in state.headers) else None,
         )
         return cls(body, placement, arrived_s)
 

@@ -260,7 +260,7 @@ def test_a_clients_own_end_to_end_objective_forbids_a_prompt_that_takes_longer()
     named = {"ttft_s": 2.0, "output_tokens": 8}
     assert isinstance(router.place(replace(ends_in(5.0, 1, **named), prompt_tokens=8000), 0.0), Placed)
     router.job_ended(JobEnded(JobId("e2e-1")), 0.0)
-    own = replace(ends_in(5.0, 2, **named), explicit_e2e=True)
+    own = replace(ends_in(5.0, 2, **named), explicit_e2e_s=5.0)
     refused = router.place(replace(own, prompt_tokens=8000), 0.0)
     assert isinstance(refused, Rejected)
     assert refused.reason is RejectionReason.DEADLINE_INFEASIBLE

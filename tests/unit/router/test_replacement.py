@@ -1,5 +1,7 @@
 """Where failed prefills are placed again, and which replicas are usable."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 from small_router import POLICIES, report
@@ -27,12 +29,10 @@ def core(*prefill, decode=(D,)):
     return router
 
 
-def lost(*replicas, tier=STANDARD, budget_s=2.0, explicit=False, tokens=100):
-    return PlacementRequested.again(
-        ReplacementRequested(
-            JobId("job"), tier, budget_s, explicit, tokens, D, tuple(replicas), FailureCause.REPLICA_DIED
-        )
-    )
+def lost(*replicas, tier=STANDARD, budget_s=2.0, explicit=False, tokens=100, e2e_s=None):
+    cause = FailureCause.REPLICA_DIED
+    asked = ReplacementRequested(JobId("job"), tier, budget_s, explicit, tokens, D, tuple(replicas), cause)
+    return PlacementRequested.again(replace(asked, explicit_e2e_s=e2e_s))
 
 
 class TestWhereItGoes:
@@ -61,6 +61,13 @@ class TestWhereItGoes:
 
     def test_a_budget_that_the_client_did_not_name_leaves_room_for_the_request_itself(self):
         assert isinstance(core(A).place(lost(B, budget_s=-1.0, tokens=1000), 0.0), Placed)
+
+    def test_but_never_beyond_an_end_that_it_did_name(self):
+        """The prompt takes 1.1 s."""
+        late = {"budget_s": -1.0, "tokens": 1000, "e2e_s": 1.0}
+        assert core(A).place(lost(B, **late), 0.0).reason is RejectionReason.DEADLINE_INFEASIBLE
+        assert isinstance(core(A).place(lost(B, tier=PREMIUM, **late), 0.0), Placed)
+        assert isinstance(core(A).place(lost(B, **{**late, "e2e_s": 1.2}), 0.0), Placed)
 
 
 class TestWhoIsHeardOf:

@@ -1,5 +1,7 @@
 """The context of a request survives the way in a header, and nobody can forge it."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -22,6 +24,8 @@ def test_it_survives_a_header():
 def test_budgets_shrink_as_time_passes_and_prefill_leaves_room_for_the_handoff():
     assert CONTEXT.after(0.1).ttft_budget_s == 0.4
     assert CONTEXT.for_prefill().ttft_budget_s == pytest.approx(0.45)
+    named = replace(CONTEXT, explicit_e2e_s=2.0).after(0.5)
+    assert (named.ttft_budget_s, named.explicit_e2e_s) == (0.0, 1.5)
     undated = RequestContext(JobId("job"), "id", BACKGROUND, None)
     assert undated.after(9.0) is undated
 

@@ -99,9 +99,11 @@ async def test_what_a_request_waits_for_before_its_prefill_is_taken_off_its_budg
             yield one
 
     steps._engine_client.generate = checked
-    assert await read(served.run(called(), context(ttft_budget_s=2.0))) == STREAMED
+    given = context(ttft_budget_s=2.0, explicit_e2e_s=8.0)
+    assert await read(served.run(called(), given)) == STREAMED
     (asked,) = steps.asked
     assert [one.ttft_budget_s for one in (steps.contexts[0], asked)] == [1.5, 1.5]
+    assert [one.explicit_e2e_s for one in (steps.contexts[0], asked)] == [7.5, 7.5]
     assert steps.contexts[1].ttft_budget_s == pytest.approx(1.5, abs=0.5), "without how long the router took"
 
 

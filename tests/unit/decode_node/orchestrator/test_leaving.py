@@ -39,12 +39,14 @@ async def test_one_that_leaves_the_engine_goes_on_after_its_last_token(request_,
     counts = Counts()
     plays = {A: [[SECOND], (LEAVES, [])] if not more else [(LEAVES, more)], B: ANSWER}
     steps = Play(plays, [Replaced(B, 0.2)], scheduler=PRESSURE_SCHEDULER)
-    assert await serve(steps, counts, request=request_, leaves=True, ttft_budget_s=2.0) == answer
+    budgets = {"ttft_budget_s": 2.0, "explicit_e2e_s": 8.0}
+    assert await serve(steps, counts, request=request_, leaves=True, **budgets) == answer
     assert steps.prompts == [PROMPT, [*PROMPT, FIRST]], "all but the token that is computed next"
     assert steps.carried == [FIRST, SECOND]
     (asked,) = steps.asked
     assert (asked.cause, asked.failed_replicas, asked.lost_replica) == (FailureCause.LEFT, (), None)
     assert (asked.tokens, asked.ttft_budget_s, asked.explicit_deadline) == (101, 2.0, False)
+    assert asked.explicit_e2e_s is None
     assert len(steps.prompts[-1]) == 101, "decode computes the last token that it carries"
     assert [one.attempt_id for one in steps.contexts] == ["job", "job#1"]
     assert steps.pulls == [{"at": A}, {"at": B}]

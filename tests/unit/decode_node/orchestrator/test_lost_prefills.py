@@ -103,6 +103,25 @@ async def test_a_named_deadline_that_has_passed_is_not_even_asked_for():
     assert steps.asked == []
 
 
+async def test_an_end_of_the_clients_own_counts_with_what_is_left_of_it():
+    steps = Play({A: FailureCause.REPLICA_DIED, B: ANSWER}, [Replaced(B, 0.1)])
+    assert await serve(steps, explicit_e2e_s=9.0) == STREAMED
+    (asked,) = steps.asked
+    assert 8.0 < asked.explicit_e2e_s < 9.0
+    steps = Play({A: FailureCause.REPLICA_DIED})
+    (refused,) = await serve(steps, explicit_e2e_s=0.0)
+    assert refused.error.type == "deadline_passed"
+    assert "x-slo-e2e-ms" in refused.error.message
+    assert steps.asked == []
+
+
+async def test_nor_does_it_end_an_answer_with_a_first_token():
+    steps = Play({A: [FAILED], B: ANSWER}, [Replaced(B, 0.1)])
+    assert await serve(steps, explicit_e2e_s=-1.0) == STREAMED
+    (asked,) = steps.asked
+    assert asked.explicit_e2e_s is None
+
+
 @pytest.mark.parametrize("given", [{"tier": PREMIUM, "ttft_budget_s": -1.0}, {"ttft_budget_s": None}])
 async def test_those_who_may_not_be_shed_or_have_no_deadline_are_always_placed_again(given):
     steps = Play({A: FailureCause.REPLICA_DIED, B: ANSWER}, [Replaced(B, 0.1)])

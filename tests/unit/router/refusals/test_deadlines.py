@@ -80,7 +80,7 @@ def test_a_deadline_that_no_fleet_could_keep_asks_for_no_prefill_replica(ttft_s,
 def test_so_is_an_end_of_the_clients_own_before_which_no_first_token_comes(e2e_s):
     core, _ = busy_router()
     objective = Objective(STANDARD, 0.01, None, e2e_s=e2e_s)
-    asked = PlacementRequested(JobId("late"), objective, False, 100, 0, explicit_e2e=True)
+    asked = PlacementRequested(JobId("late"), objective, False, 100, 0, explicit_e2e_s=e2e_s)
     refused = core.place(asked, 0.0)
     assert refused.reason is RejectionReason.DEADLINE_INFEASIBLE
     assert (refused.retry_after_s is None) == (e2e_s < 0.1)

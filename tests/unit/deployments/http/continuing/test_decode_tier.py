@@ -88,7 +88,15 @@ class Fleet:
             0.0,
         )
         context = RequestContext(
-            JobId("j"), "r", STANDARD, 2.0, prefill_replica=P, decode_replica=at, prompt_bytes=400
+            JobId("j"),
+            "r",
+            STANDARD,
+            2.0,
+            prefill_replica=P,
+            decode_replica=at,
+            prompt_bytes=400,
+            explicit_deadline=True,
+            explicit_e2e_s=9.0,
         )
         self.got = []
         async for piece in tier.answer(asked, context, self.send):
@@ -168,6 +176,7 @@ async def test_a_stream_goes_on_where_it_was(failure, cause):
     assert body.vllm_xargs[CARRIED_XARG]["token_ids"] == [1, 2]
     assert (context.decode_replica, context.failed_replicas, context.attempt) == (B, (A,), 100)
     assert context.prompt_bytes == 0, "the prompt has what was answered in it"
+    assert (context.explicit_deadline, context.explicit_e2e_s) == (False, None), "no deadline ends it"
 
 
 @FAILURES

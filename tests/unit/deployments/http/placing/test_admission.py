@@ -88,9 +88,17 @@ def test_the_router_is_asked_for_what_was_read():
     assert (placement.prompt_tokens, placement.answers_per_prompt, placement.output_tokens) == (3, 2, 40)
     assert (placement.prompts, placement.answers) == (1, 2)
     assert placement.explicit_deadline
-    assert not placement.explicit_e2e
-    assert Admission(HERE, headers=[(E2E_HEADER, "9000")]).asked.placement.explicit_e2e
     assert placement.elapsed_s == pytest.approx(0.25, abs=0.1)
+
+
+async def test_an_end_of_the_clients_own_is_told_to_the_router_and_what_is_left_of_it_to_the_others():
+    objective = replace(OBJECTIVE, e2e_s=9.0)
+    named = Admission(HERE, objective=objective, headers=[(E2E_HEADER, "9000")])
+    assert named.asked.placement.explicit_e2e_s == 9.0
+    assert (await named.context()).explicit_e2e_s == pytest.approx(8.75, abs=0.1)
+    of_its_tier = Admission(HERE, objective=objective)
+    assert of_its_tier.asked.placement.explicit_e2e_s is None
+    assert (await of_its_tier.context()).explicit_e2e_s is None
 
 
 def test_the_router_is_told_of_the_answers_to_all_prompts():
