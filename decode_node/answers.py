@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ray.serve.llm.openai_api_models import ErrorResponse
 
 from slo.model_digest import UNTOLD, ModelDigest
+from slo.request import ReplicaId
 
 if TYPE_CHECKING:
     from sampling.carried import CacheUse
@@ -50,6 +51,7 @@ class Piece(NamedTuple):
         bound: Why no other replica can go on after this piece; None when one can.
         cache: With the first tokens, what the prompt's first prefill had to do with the prefix cache.
         digest: With the first tokens, that of the model which has generated them.
+        replica: With the first tokens, who sends the answer.
     """
 
     text: str
@@ -58,6 +60,7 @@ class Piece(NamedTuple):
     bound: str | None = None
     cache: CacheUse | None = None
     digest: ModelDigest = UNTOLD
+    replica: ReplicaId | None = None
 
 
 def is_done(text: str) -> bool:

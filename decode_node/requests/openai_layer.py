@@ -111,6 +111,7 @@ class OpenAILayer:
             CancelledError: The client is gone. vLLM answers the cancellation of a whole answer with an error.
         """
         answer = self.engine.chat if run.call.is_chat else self.engine.completions
+        run.progress.replica = self.replica
         try:
             async with aclosing(answer(request, run.call.info)) as pieces:
                 async for piece in pieces:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from decode_node.answers import End, Piece, has_choice, is_role
 from slo.model_digest import UNTOLD, ModelDigest
+from slo.request import ReplicaId
 
 if TYPE_CHECKING:
     from sampling.carried import CacheUse
@@ -26,12 +27,14 @@ class Progress:
         bound: Why no other replica can go on after this one; None when one can.
         cache: What the prompt's first prefill had to do with the prefix cache; None before that.
         digest: Of the model that generates it.
+        replica: Who sends it.
     """
 
     known: int = 0
     bound: str | None = None
     cache: CacheUse | None = None
     digest: ModelDigest = UNTOLD
+    replica: ReplicaId | None = None
     _taken: int = 0
     _untold: list[int] = field(default_factory=list)
     _end: End | None = None
@@ -54,6 +57,7 @@ class Progress:
         if is_role(text):
             return Piece(text)
         told, self._untold = self._untold, []
-        cache, digest = (None, UNTOLD) if self._has_told else (self.cache, self.digest)
+        if self._has_told:
+            return Piece(text, told, self._end, self.bound)
         self._has_told = True
-        return Piece(text, told, self._end, self.bound, cache, digest)
+        return Piece(text, told, self._end, self.bound, self.cache, self.digest, self.replica)

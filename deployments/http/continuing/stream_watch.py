@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
+from decode_node.answers import Piece
 from slo.replacement import FailureCause
 from slo.replacement_budget import ReplacementBudget
 from slo.request import ReplicaId
@@ -92,10 +93,14 @@ class StreamWatch:
     ) -> AsyncGenerator[Any, None]:
         """The pieces of an answer, as they come from a replica; None for one that nobody has named.
 
+        Serve may have chosen another one. A piece that names it has that one asked from then on.
+
         Raises:
             DecodeFailedError: when it is not waited for any longer.
         """
-        one = self._join(replica)
+        self._budget.waits(time.monotonic())
+        one = _Waiting()
+        self._join(replica, one)
         try:
             while one.cause is None:
                 try:
@@ -109,22 +114,23 @@ class StreamWatch:
                     break
                 finally:
                     one.wait = None
+                if isinstance(piece, Piece) and piece.replica not in {None, replica}:
+                    self._leave(replica, one)
+                    replica = piece.replica
+                    self._join(replica, one)
                 self._heard_s[replica] = time.monotonic()
                 yield piece
-            raise DecodeFailedError(one.cause)
+            raise DecodeFailedError(one.cause, replica=replica)
         finally:
             self._leave(replica, one)
 
-    def _join(self, replica: ReplicaId | None) -> _Waiting:
-        self._budget.waits(time.monotonic())
-        one = _Waiting()
+    def _join(self, replica: ReplicaId | None, one: _Waiting) -> None:
         self._waiting.setdefault(replica, set()).add(one)
         if replica not in self._tasks:
             # Not in the context of the request that happens to be first: Serve would cancel it with that one.
             watch, context = self._watch(replica), contextvars.Context()
             self._heard_s[replica] = -math.inf
             self._tasks[replica] = asyncio.get_running_loop().create_task(watch, context=context)
-        return one
 
     def _leave(self, replica: ReplicaId | None, one: _Waiting) -> None:
         self._waiting[replica].discard(one)

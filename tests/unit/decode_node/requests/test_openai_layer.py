@@ -140,11 +140,15 @@ class Engine:
 
 @pytest.mark.parametrize("is_chat", [True, False])
 @pytest.mark.parametrize("fingerprint", [None, "vllm", 'one "of" ours'])
-async def test_each_answer_of_a_stream_ends_with_the_engines_fingerprint(is_chat, fingerprint):
+async def test_a_stream_begins_with_its_replica_and_each_of_its_answers_ends_with_the_engines_fingerprint(
+    is_chat, fingerprint
+):
     engine = Engine(fingerprint, "other") if is_chat else Engine("other", fingerprint)
     call = Call(None, None, is_chat=is_chat, token_ids=[], spans=RequestSpans(""))
     layer = openai_layer.OpenAILayer(ReplicaId("a"), engine)
-    sent = [piece.text async for piece in layer.answer(None, Underway(call, None))]
+    pieces = [piece async for piece in layer.answer(None, Underway(call, None))]
+    assert [piece.replica for piece in pieces] == ["a", *[None] * 5], "the ingress knows"
+    sent = [piece.text for piece in pieces]
     assert (sent[:2], sent[4:]) == ([*Engine.EVENTS[:2]], [*Engine.EVENTS[4:]])
     stamp = {} if fingerprint is None else {"system_fingerprint": fingerprint}
     for text, event in zip(sent[2:4], Engine.EVENTS[2:4], strict=True):

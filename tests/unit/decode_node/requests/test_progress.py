@@ -6,6 +6,7 @@ from decode_node.answers import End, Piece
 from decode_node.requests.progress import Progress
 from sampling.carried import CacheUse
 from slo.model_digest import ModelDigest
+from slo.request import ReplicaId
 
 ROLE = 'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}'
 USAGE = 'data: {"choices":[],"usage":{}}'
@@ -33,11 +34,12 @@ def test_each_event_has_the_tokens_since_the_last():
     assert progress.piece(DONE) == Piece(DONE)
 
 
-def test_the_first_event_says_what_of_the_prompt_was_cached_and_by_which_model_it_is():
-    progress = Progress(cache=CacheUse(16, 80), digest=ModelDigest("model"))
+def test_the_first_event_says_what_of_the_prompt_was_cached_and_by_which_model_and_replica_it_is():
+    progress = Progress(cache=CacheUse(16, 80), digest=ModelDigest("model"), replica=ReplicaId("d"))
     progress.take(output(1))
     assert progress.piece(ROLE) == Piece(ROLE)
-    assert progress.piece(event("a")) == Piece(event("a"), [1], cache=CacheUse(16, 80), digest="model")
+    first = Piece(event("a"), [1], cache=CacheUse(16, 80), digest="model", replica="d")
+    assert progress.piece(event("a")) == first
     progress.take(output(2))
     assert progress.piece(event("b")) == Piece(event("b"), [2])
 

@@ -5,12 +5,13 @@ import time
 
 import pytest
 
+from decode_node.answers import Piece
 from deployments.http.continuing.stream_watch import DecodeFailedError, StreamWatch
 from slo.replacement import FailureCause
 from slo.replacement_budget import MIN_BUDGET
 from slo.request import ReplicaId
 
-A = ReplicaId("a")
+A, B = ReplicaId("a"), ReplicaId("b")
 NEVER = 60.0
 
 
@@ -155,3 +156,28 @@ async def test_whoever_leaves_is_cancelled_not_failed():
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not watch._tasks
+
+
+@pytest.mark.parametrize("placed_on", [None, B], ids=["without the router", "one that is gone"])
+async def test_a_replica_of_serves_choice_is_asked_once_it_has_named_itself(placed_on):
+    async def dead_is_a(replica):
+        return FailureCause.ENGINE_DIED if replica == A else None
+
+    async def named():
+        yield Piece("role")
+        yield Piece("first", [1], replica=A)
+        await asyncio.sleep(NEVER)
+
+    watch, got = StreamWatch(dead_is_a, 0.01, NEVER), []
+
+    async def read_all():
+        async for piece in watch.pieces(named(), placed_on):
+            got.append(piece.text)  # noqa: PERF401 - what came before the failure counts
+
+    with pytest.raises(DecodeFailedError) as failed:
+        await asyncio.wait_for(read_all(), 2.0)
+    assert got == ["role", "first"]
+    assert (failed.value.cause, failed.value.replica) == (FailureCause.ENGINE_DIED, A)
+    assert not watch._tasks
+    assert not watch._waiting
+    assert not watch._heard_s
