@@ -22,8 +22,8 @@ PROBE_EVERY_S: Final = 5.0
 class Probes:
     """Lets in a request of a tenant now and then that is late by nothing but what has been learned.
 
-    What is refused teaches nothing: one slow first token, or a few texts of unusually many tokens, would
-    have all others refused for good.
+    What is refused teaches nothing: one slow first token, a few slow passes, or a few texts of unusually many
+    tokens, would have all others refused for good.
 
     Args:
         view: Knows how long a prompt would be if nothing had been learned of its tenant's texts.
@@ -64,13 +64,14 @@ class Probes:
 
         Its replica is idle, or stops for it what runs there.
         """
-        replica, now_s, predictor = choice.replica, inquiry.now_s, choice.replica.predictor
+        replica, now_s, learned = choice.replica, inquiry.now_s, choice.replica.predictor
         work = replica.outstanding(now_s)
         if replica.jobs and (work.stops_at_s is None or self._promises.awaits_stop(replica.replica_id)):
             return None
-        tokens, handoff_s = self._view.unlearned_tokens(inquiry.request), predictor.handoff_s
-        newcomer = replace(inquiry.newcomer, tokens=tokens)
-        unlearned = replace(inquiry, newcomer=newcomer, cached={}, prefill=(replica,))
+        tokens, handoff_s = self._view.unlearned_tokens(inquiry.request), learned.handoff_s
+        predictor = min((learned, replica.unlearned or learned), key=lambda one: one.prefill_s(tokens))
+        newcomer, as_before = replace(inquiry.newcomer, tokens=tokens), replace(replica, predictor=predictor)
+        unlearned = replace(inquiry, newcomer=newcomer, cached={}, prefill=(as_before,))
         terms = self._promises.terms(unlearned, memory_s)
         learned_s = max(0.0, self._promises.path_s(inquiry.request, handoff_s) - handoff_s)
         if not replica.jobs:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TypeAlias, assert_never
 
 import msgspec
@@ -58,6 +58,7 @@ class PrefillReported(Message):
         draining: Whether it is being shut down: it finishes what it has and takes no more.
         caches_prefixes: Whether it keeps the KV cache of prompts for others that begin alike.
         digest: Of the model that it serves.
+        unlearned: What its predictor was before it had learned from passes; None where it learns from none.
     """
 
     replica_id: ReplicaId
@@ -74,6 +75,7 @@ class PrefillReported(Message):
     draining: bool = False
     caches_prefixes: bool = True
     digest: ModelDigest = UNTOLD
+    unlearned: PrefillPredictor | None = None
 
 
 class AwaitedKv(msgspec.Struct, frozen=True):
@@ -170,10 +172,10 @@ def unsound(report: Report) -> str | None:
     """
     names: tuple[str, ...]
     match report:
-        case PrefillReported(predictor=line):
-            for name in ("per_token_s", "fixed_s", "per_pair_s", "floor_s", "handoff_s"):
-                if not 0 <= (value := getattr(line, name)) < math.inf:
-                    return f"predictor.{name} is {value}"
+        case PrefillReported():
+            for which in ("predictor", "unlearned"):
+                if (wrong_part := _unsound_part(getattr(report, which))) is not None:
+                    return f"{which}.{wrong_part}"
             names = ("running_for_s", "preemptible_in_s", "kv_usage")
             for job in report.jobs:
                 if not (_is_finite(job.work_s) and _is_finite(job.budget_s)):
@@ -190,6 +192,13 @@ def unsound(report: Report) -> str | None:
             assert_never(report)
     wrong = [f"{name} is {getattr(report, name)}" for name in names if not _is_finite(getattr(report, name))]
     return ", ".join(wrong) or None
+
+
+def _unsound_part(line: PrefillPredictor | None) -> str | None:
+    if line is None:
+        return None
+    values = ((part.name, getattr(line, part.name)) for part in fields(line))
+    return next((f"{name} is {value}" for name, value in values if not 0 <= value < math.inf), None)
 
 
 def _is_finite(value: float | None) -> bool:

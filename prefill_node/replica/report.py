@@ -29,7 +29,8 @@ _MOST_KEPT: Final = 16_384
 class ReportBuilder:
     """Builds the reports of one replica; news stays in them until one was `delivered`.
 
-    `instruments` must have `PREFILL_OUTSTANDING`: a gauge that is not set with every report is forgotten.
+    `instruments` must have `PREFILL_OUTSTANDING`: a gauge that is not set with every report is forgotten. The
+    predictor of `governor` is still that of the configuration, or of the warm-up.
 
     Attributes:
         digest: Of the model that the replica serves.
@@ -47,6 +48,7 @@ class ReportBuilder:
         self.replica_id = replica_id
         self._engine = engine
         self._governor = governor
+        self._unlearned = governor.ledger.predictor
         self._tap = tap
         self._instruments = instruments
         self.digest = digest
@@ -95,6 +97,7 @@ class ReportBuilder:
             draining=is_draining(),
             caches_prefixes=self._tap.caches_prefixes,
             digest=self.digest,
+            unlearned=self._unlearned,
         )
 
     def delivered(self) -> None:

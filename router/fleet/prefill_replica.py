@@ -86,6 +86,7 @@ class PrefillView:
         draining: Whether it is being shut down; nothing is placed there any more.
         version: Grows with every change of its work.
         digest: Of the model that it serves.
+        unlearned: See `PrefillReported`.
     """
 
     replica_id: ReplicaId
@@ -103,6 +104,7 @@ class PrefillView:
     version: int = 0
     outstanding_tokens: int = 0
     digest: ModelDigest = UNTOLD
+    unlearned: PrefillPredictor | None = None
     _queue: _Queue | None = None
 
     def add(self, job: PlacedJob) -> None:

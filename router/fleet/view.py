@@ -131,7 +131,7 @@ class FleetView:
         if replica is None:
             replica = PrefillView(event.replica_id, event.predictor, now_s, self._weights)
             self.prefill[event.replica_id] = replica
-        replica.predictor = event.predictor
+        replica.predictor, replica.unlearned = event.predictor, event.unlearned
         replica.reported_at_s = now_s
         replica.kv_usage = event.kv_usage
         replica.draining = event.draining

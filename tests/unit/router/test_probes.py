@@ -14,6 +14,8 @@ from router.probes import PROBE_EVERY_S, Probes
 from router.promises import Inquiry, Promises
 from slo.admission.tenants import ANONYMOUS
 from slo.errors import Rejected
+from slo.predict.pass_time import LearnedPasses
+from slo.predict.prefill_time import attention_pairs
 from slo.reports import OutstandingJob
 from slo.request import JobId, ReplicaId
 from slo.tiers import BACKGROUND, PREMIUM, STANDARD
@@ -79,6 +81,31 @@ def test_a_slow_way_does_not_have_requests_refused_for_good_where_no_replica_is_
         assert placed[-200:] == [*range(200, 400)], "learned from those that were let in"
     else:
         assert placed == [*range(100, 400, 5)], "nothing is learned, and one in five seconds let in"
+
+
+@pytest.mark.parametrize("at_rest", [report("prefill-0"), busy()], ids=["idle", "busy"])
+def test_a_replica_that_was_slow_for_a_while_does_not_have_requests_refused_for_good(at_rest):
+    passes, router = LearnedPasses(LINE, (64, 512, 2048)), core(prefill=1, stale_after_s=1000.0)
+
+    def runs_a_pass(factor=1.0):
+        passes.add(300, attention_pairs(300), factor * LINE.prefill_s(300))
+
+    for factor in [1.0] * 20 + [4.0] * 6:
+        runs_a_pass(factor)
+    assert passes.predictor.prefill_s(300) > 1.0, "by what was measured every request is late"
+    placed = []
+    for number in range(100):
+        told = replace(at_rest, predictor=passes.predictor, unlearned=LINE)
+        router.prefill_reported(told, float(number))
+        hopeless = request(f"hopeless-{number}", 300, ttft_s=0.2, explicit=True, tenant="hasty")
+        assert isinstance(router.place(hopeless, float(number)), Rejected), "late on a replica that is quick"
+        asked = request(number, 300, ttft_s=1.0, explicit=True)
+        if isinstance(router.place(asked, float(number)), Placed):
+            placed.append(number)
+            runs_a_pass()
+            router.prefill_reported(replace(told, ended=(asked.job_id,)), number + 0.4)
+            router.job_ended(JobEnded(asked.job_id, ttft_s=0.4), number + 0.4)
+    assert placed == [*range(100)], "what is learned from the first one is enough for the others"
 
 
 def test_nobody_is_let_in_who_would_not_go_first_where_a_replica_is_busy():

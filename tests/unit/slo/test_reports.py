@@ -18,7 +18,10 @@ DECODE = DecodeReported(R, 0.5, 3, tpot_s=0.01)
 WRONG = [math.nan, math.inf, -math.inf]
 
 
-@pytest.mark.parametrize("report", [PREFILL, DECODE, ReplicaGone(R), replace(PREFILL, jobs=())])
+LEARNED = replace(PREFILL, unlearned=PREFILL.predictor)
+
+
+@pytest.mark.parametrize("report", [PREFILL, LEARNED, DECODE, ReplicaGone(R), replace(PREFILL, jobs=())])
 def test_a_sound_report(report):
     assert unsound(report) is None
 
@@ -27,7 +30,9 @@ def spoiled(wrong):
     for name in ("running_for_s", "preemptible_in_s", "kv_usage"):
         yield name, replace(PREFILL, **{name: wrong})
     for part in fields(PrefillPredictor):
-        yield part.name, replace(PREFILL, predictor=replace(PREFILL.predictor, **{part.name: wrong}))
+        spoiled_line = replace(PREFILL.predictor, **{part.name: wrong})
+        yield f"predictor.{part.name}", replace(PREFILL, predictor=spoiled_line)
+        yield f"unlearned.{part.name}", replace(PREFILL, unlearned=spoiled_line)
     for name in ("kv_usage", "tpot_s"):
         yield name, replace(DECODE, **{name: wrong})
     for name in ("work_s", "budget_s"):

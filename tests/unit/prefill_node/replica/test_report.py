@@ -64,6 +64,15 @@ def test_the_router_is_told_whether_there_is_a_prefix_cache_and_of_which_model(c
     assert (report.kv_tokens, report.caches_prefixes, report.digest) == (160, caches, "model")
 
 
+def test_the_router_is_told_what_was_predicted_before_anything_was_learned():
+    before = PrefillPredictor(per_token_s=0.001, fixed_s=0.0)
+    ledger, instruments = PrefillLedger(before), Instruments()
+    builder = builder_of(ledger, EngineTap("prefill", instruments), instruments)
+    builder._governor.follow(before.times(4.0), PreemptionRules())
+    report = builder.build(WATCH, WATCHDOG)
+    assert (report.predictor, report.unlearned) == (before.times(4.0), before)
+
+
 def test_a_replica_at_rest_goes_on_setting_its_gauges():
     """Ray forgets one that is not set for two of its intervals."""
     instruments = Instruments()
