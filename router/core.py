@@ -150,7 +150,7 @@ class RouterCore:
         replicas = self.view.usable_decode(now_s)
         objectives = [policy.tpot_s for policy in self._policies.values() if policy.tpot_s is not None]
         requests = sum(replica.streams_soon for replica in replicas)
-        pace = PaceModel.of_all(replica.pace for replica in replicas)
+        pace = PaceModel.of_all(replica.pace for replica in replicas if replica.has_pace(now_s))
         most = pace.most(min(objectives, default=math.inf))
         return DecodeDemand(
             self.view.decode_memory(replicas),
@@ -255,7 +255,7 @@ class RouterCore:
         usable = of_model(self.view.usable_decode(now_s, request.failed_replicas), request.digest)
         served = [] if request.only_decode else with_partner(usable, prefill)
         takes = served or [one for one in usable if self._prompts_excess(request, one) <= 0]
-        return choose_decode(takes or usable, newcomer, self._promises.pace_s(request))
+        return choose_decode(takes or usable, newcomer, self._promises.pace_s(request), now_s)
 
     def _nowhere(self, request: PlacementRequested, now_s: float, *, lacks_prefill: bool) -> Rejected:
         """The refusal of a request for which there is no replica, or none was heard of yet."""

@@ -255,7 +255,7 @@ class Promises:
         objective, decode = inquiry.request.objective, inquiry.decode
         if objective.e2e_s is None:
             return 0.0
-        pace_s = decode.pace.tpot_s(decode.streams_with(inquiry.newcomer.rank) + 1)
+        pace_s = decode.tpot_s(decode.streams_with(inquiry.newcomer.rank) + 1, inquiry.now_s)
         if pace_s is None:
             pace_s = objective.tpot_s or 0.0
         return wait_s + pace_s * max(0, self.answer_tokens(inquiry.request) - 1)

@@ -29,6 +29,8 @@ _KV_STEP: Final = 0.05
 """KV use is compared in steps of this fraction: requests that are equal but for noise share the replicas."""
 IN_TRANSIT_S: Final = 5.0
 """A request that its replica has not named within this time is not reckoned with there."""
+_PACE_HOLDS_S: Final = 30.0
+"""What a replica's pace was so long ago says nothing of what it is: whatever made it slow may be over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class DecodeView:
     waiting: int = 0
     _told: DecodeLoad | None = None
     """`load`, its streams as they came."""
+    _paced_at_s: float = -math.inf
     _peak_tokens: int = 0
     _outlooks: dict[int, Outlook] = field(default_factory=dict)
     """By rank, with those on their way."""
@@ -128,7 +131,23 @@ class DecodeView:
         if list(self.sent.on_way) != before:
             self._forget_outlooks()
         if event.tpot_s is not None and self.decoding > 0:  # what was before says nothing of none
+            if not self.has_pace(now_s):
+                self.pace = PaceModel()
             self.pace.observe(self.decoding, event.tpot_s)
+            self._paced_at_s = now_s
+
+    def has_pace(self, now_s: float) -> bool:
+        """Whether its pace was seen lately."""
+        return now_s - self._paced_at_s < _PACE_HOLDS_S
+
+    def tpot_s(self, streams: int, now_s: float) -> float | None:
+        """Predicted time per output token with so many requests; None where nobody knows.
+
+        Of one that has nothing to do and was slow before, nothing but what is sent there shows that it is not
+        any more.
+        """
+        is_known = self.streams_with(0) > 0 or self.has_pace(now_s)
+        return self.pace.tpot_s(streams) if is_known else None
 
     def placed(self, newcomer: Newcomer, now_s: float) -> None:
         """A request was sent here, or is to be prefilled once more for this replica."""
@@ -273,7 +292,7 @@ class DecodeView:
 
 
 def choose_decode(
-    replicas: Sequence[DecodeView], newcomer: Newcomer, tpot_s: float | None
+    replicas: Sequence[DecodeView], newcomer: Newcomer, tpot_s: float | None, now_s: float
 ) -> DecodeView | None:
     """The replica that takes a request, None of none.
 
@@ -284,7 +303,7 @@ def choose_decode(
     def key(replica: DecodeView) -> tuple[bool, int, int, float]:
         usage = replica.usage_with(newcomer)
         streams = replica.streams_with(newcomer.rank) + 1
-        predicted_s = None if tpot_s is None else replica.pace.tpot_s(streams)
+        predicted_s = None if tpot_s is None else replica.tpot_s(streams, now_s)
         too_slow = tpot_s is not None and predicted_s is not None and predicted_s > tpot_s
         requests = replica.streams_with(0)  # all of them will decode there one day
         return too_slow, int(usage / _KV_STEP), requests, usage

@@ -102,7 +102,7 @@ class Fleet:
             return int(one.name.partition("-")[0])
         rank, top = DEFAULT_TIERS.rank(one.tier), DEFAULT_TIERS.top_rank
         newcomer = Newcomer(JobId(one.name), one.tier, one.prompt, 1, MOST, rank == top, rank)
-        view = choose_decode(self._views, newcomer, one.tpot_s)
+        view = choose_decode(self._views, newcomer, one.tpot_s, now_s)
         assert view is not None
         view.placed(newcomer, now_s)
         return self._views.index(view)

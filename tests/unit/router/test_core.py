@@ -424,6 +424,21 @@ def test_the_demand_on_decode_has_what_is_on_its_way_and_the_predicted_pace():
     assert router.decode_demand(1000.0).requests == 0, "nobody has reported for long"
 
 
+def test_the_demand_on_decode_goes_by_the_pace_of_late():
+    tiers = {tier: replace(policy, tpot_s=0.05) for tier, policy in POLICIES.items()}
+    router = RouterCore(tiers, LeastHarm(), RouterLimits(stale_after_s=100.0))
+
+    def demand(now_s, slow, slow_s):
+        for name, running, pace_s in (("quick", 10, 0.04), ("slow", slow, slow_s)):
+            told = DecodeReported(ReplicaId(name), 0.5, running, 10_000, pace_s)
+            router.view.decode_reported(told, now_s)
+        return router.decode_demand(now_s).pace
+
+    assert demand(0.0, 10, 0.08) > 2.0
+    assert demand(20.0, 0, None) > 0.8
+    assert demand(40.0, 0, None) == pytest.approx(10 / 15), "fifteen take 50 ms where it is quick"
+
+
 def test_what_waits_for_decodes_memory_is_asked_for_of_it():
     """A replica of two thirds in use is full for a second request like the first."""
     router = RouterCore(POLICIES, LeastHarm(), RouterLimits(stale_after_s=100.0))

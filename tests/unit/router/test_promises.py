@@ -222,6 +222,17 @@ def test_the_first_token_is_due_as_early_as_the_rest_of_the_answer_takes():
     assert (both.ttft_budget_s, both.promised_ttft_s) == (2.5, 2.5)
 
 
+def test_an_answer_is_not_refused_for_good_as_its_decode_replica_was_slow_for_a_while():
+    router = core()
+    for number in range(40):
+        told = DecodeReported(ReplicaId("decode-0"), 0.1, 4, tpot_s=1.0)
+        router.view.decode_reported(told, number / 2)
+    router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 0), 20.0)
+    asked = replace(ends_in(10.0, ttft_s=2.0), explicit_deadline=True)
+    assert isinstance(router.place(asked, 21.0), Rejected)
+    assert isinstance(router.place(asked, 51.0), Placed), "it has decoded nothing for half a minute"
+
+
 def test_the_answers_to_several_prompts_end_together():
     router = core()
     router.view.decode_reported(DecodeReported(ReplicaId("decode-0"), 0.0, 1, tpot_s=0.03), 0.0)

@@ -22,8 +22,8 @@ def replica(name, kv_usage=0.0, running=0, **rest):
     return known
 
 
-def chosen(*replicas, tokens=1000, tpot_s=None):
-    found = choose_decode(replicas, Newcomer(JobId("job"), STANDARD, tokens), tpot_s)
+def chosen(*replicas, tokens=1000, tpot_s=None, now_s=0.0):
+    found = choose_decode(replicas, Newcomer(JobId("job"), STANDARD, tokens), tpot_s, now_s)
     return None if found is None else found.replica_id
 
 
@@ -107,7 +107,7 @@ def test_the_choice_is_the_least_of_all_by_memory_then_pace_then_use_then_reques
         return not one.has_room(newcomer), too_slow, int(usage / 0.05), one.streams_with(0), usage
 
     for newcomer in newcomers:
-        found = choose_decode(known, newcomer, tpot_s)
+        found = choose_decode(known, newcomer, tpot_s, 1.0)
         assert found is min(known, key=lambda one: key(one, newcomer), default=None)
         if found is not None:
             found.placed(replace(newcomer, job_id=JobId(f"placed {len(found.sent)}")), 1.0)
@@ -187,7 +187,7 @@ def test_equal_replicas_share_what_comes_while_its_prefills_run(is_pressed):
     taken = {"a": [], "b": []}
     for number in range(60):  # ten a second, of 8,000 tokens each, and their prefills take six seconds
         now_s, newcomer = number / 10, one_of(8000, str(number))
-        found = choose_decode(known, newcomer, None)
+        found = choose_decode(known, newcomer, None, now_s)
         found.placed(newcomer, now_s)
         taken[found.replica_id].append(newcomer.job_id)
         pulled_s[newcomer.job_id] = now_s + 6.0
@@ -345,6 +345,39 @@ def test_a_replica_that_decodes_nothing_says_nothing_of_the_pace():
     assert known.pace.tpot_s(40) == pytest.approx(0.03)
 
 
+def test_a_replica_that_was_slow_and_has_nothing_to_do_is_tried_again():
+    slow, quick = replica("slow"), replica("quick", 0.5)
+
+    def report(slow_s, now_s, running):
+        slow.reported(DecodeReported(slow.replica_id, 0.0, running, tpot_s=slow_s), now_s)
+        quick.reported(DecodeReported(quick.replica_id, 0.5, 9, tpot_s=0.02), now_s)
+
+    for half in range(40):
+        report(0.2, half / 2, 9)
+    report(None, 20.0, 0)
+    asked = {"tpot_s": 0.04}
+    assert chosen(slow, quick, **asked, now_s=49.0) == "quick"
+    report(None, 49.5, 0)
+    assert chosen(slow, quick, **asked, now_s=49.6) == "slow"
+    slow.placed(one_of(100, "tried"), 49.6)
+    assert chosen(slow, quick, **asked, now_s=49.7) == "quick", "one at a time"
+    report(None, 50.0, 1)
+    assert chosen(slow, quick, **asked, now_s=50.0) == "quick"
+    report(0.02, 50.5, 1)
+    assert chosen(slow, quick, **asked, now_s=50.5) == "slow", "what it was before counts no more"
+    report(0.2, 51.0, 1)
+    report(None, 51.5, 0)
+    assert chosen(slow, quick, **asked, now_s=52.0) == "quick", "it is slow again"
+
+
+def test_a_replica_that_has_requests_and_says_nothing_of_its_pace_is_not_tried():
+    stuck, quick = replica("stuck", running=9, tpot_s=0.2), replica("quick", 0.5, running=9, tpot_s=0.02)
+    for second in range(100):
+        stuck.reported(DecodeReported(stuck.replica_id, 0.0, 1), float(second))
+        quick.reported(DecodeReported(quick.replica_id, 0.5, 9, tpot_s=0.02), float(second))
+    assert chosen(stuck, quick, tpot_s=0.04, now_s=99.0) == "quick"
+
+
 def waiting(many, tier=BACKGROUND):
     return tuple(AwaitedKv(JobId(f"waits {number}"), tier, 100) for number in range(many))
 
@@ -373,12 +406,12 @@ def test_what_waits_for_its_prefill_counts_for_its_own_tier_and_below(tier, expe
     waits.reported(DecodeReported(waits.replica_id, 0.1, 42, awaited=waiting(40, tier)), 2.0, RANKS)
     busy.reported(DecodeReported(busy.replica_id, 0.1, 30), 2.0, RANKS)
     newcomer = Newcomer(JobId("job"), STANDARD, 100, rank=1)
-    assert choose_decode([waits, busy], newcomer, 0.035).replica_id == expected
+    assert choose_decode([waits, busy], newcomer, 0.035, 2.0).replica_id == expected
     others = replace(newcomer, tier=PREMIUM)
-    assert choose_decode([waits, busy], others, None).replica_id == "busy", "it has fewer in all"
+    assert choose_decode([waits, busy], others, None, 2.0).replica_id == "busy", "it has fewer in all"
     if tier is BACKGROUND:
         below = Newcomer(JobId("job"), BACKGROUND, 100, rank=0)
-        assert choose_decode([waits, busy], below, 0.035).replica_id == "busy"
+        assert choose_decode([waits, busy], below, 0.035, 2.0).replica_id == "busy"
     waits.placed(replace(newcomer, job_id=JobId("waits 1")), 2.5)
     waits.job_ended(JobId("waits 0"))
     assert waits.streams_with(0) == 41, "one is prefilled once more, one has ended"
