@@ -119,7 +119,7 @@ PROMPT_LENGTH_ERROR: Final = _histogram(
     "Estimated minus actual prompt tokens, over the actual.", "model", "sign", unit="ratio", buckets=_RATIO,
 )  # fmt: skip
 BYTES_PER_TOKEN: Final = _gauge(
-    "slackserve_prompt_bytes_per_token", "bytes", "The ratio that prompt lengths are estimated with.", "model"
+    "slackserve_prompt_bytes_per_token", "bytes", "Bytes of text for each token of prompts.", "model"
 )
 PREFILL: Final = _histogram(
     "slackserve_prefill_seconds",

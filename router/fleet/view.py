@@ -22,7 +22,7 @@ from router.fleet.prefill_replica import PlacedJob, PrefillView
 from router.fleet.prefix_index import PrefixIndex
 from router.messages import PlacementRequested
 from slo.model_digest import UNTOLD, ModelDigest
-from slo.predict.prompt_length import PromptLengthEstimator
+from slo.predict.prompt_length import PromptLengthEstimator, PromptLengths
 from slo.queue.slack import NO_DEADLINE
 from slo.reports import DecodeReported, OutstandingJob, PrefillReported, ReplicaGone
 from slo.request import JobId, ReplicaId
@@ -111,7 +111,7 @@ class FleetView:
         clients = [tier for tier in weights if tier != SYSTEM]
         self.ranks = {tier: rank for rank, tier in enumerate(reversed(clients))}
         self.prompt_length = PromptLengthEstimator()
-        self._prompt_lengths: dict[str, PromptLengthEstimator] = {}
+        self._prompt_lengths: dict[str, PromptLengths] = {}
         self._weights = weights
         self._limits = limits
         self.listens_since_s = self._swept_at_s = started_s
@@ -259,7 +259,7 @@ class FleetView:
 
         None of them counts for more than the model takes.
         """
-        return self._tokens(request, self._prompt_length_of(request.tenant))
+        return self._tokens(request, self._prompt_length_of(request))
 
     def unlearned_tokens(self, request: PlacementRequested) -> int:
         """The same, if its tenant's texts had no more tokens than others' have; no more than by them."""
@@ -269,7 +269,7 @@ class FleetView:
         """Tokens that one of a request's prefix hashes stands for, estimated when it came as text."""
         if request.prompt_tokens is not None:
             return request.hash_block
-        return request.hash_block / self._prompt_length_of(request.tenant).bytes_per_token
+        return request.hash_block / self._prompt_length_of(request).bytes_per_token
 
     def cached_tokens(self, request: PlacementRequested, tokens: int) -> Mapping[ReplicaId, int]:
         """Of a prompt's tokens, those that each replica is expected to have; one is always computed."""
@@ -299,15 +299,16 @@ class FleetView:
         longest = self._limits.longest
         return tokens if longest is None else min(tokens, longest * request.prompts)
 
-    def _prompt_length_of(self, tenant: str) -> PromptLengthEstimator:
-        """One for each tenant: what one sends does not change what another is refused."""
-        return self._prompt_lengths.get(tenant) or _UNLEARNED
+    def _prompt_length_of(self, request: PlacementRequested) -> PromptLengthEstimator:
+        """By its tenant's prompts alone: what one sends does not change what another is refused."""
+        known = self._prompt_lengths.get(request.tenant)
+        return _UNLEARNED if known is None else known.of(request.prompt_bytes)
 
     def _learn(self, tenant: str, size_bytes: int, tokens: int) -> float:
         """The relative error of the estimate; all tenants' together are what is shown."""
         self.prompt_length.observe(size_bytes, tokens)
-        estimator = self._prompt_lengths.setdefault(tenant, PromptLengthEstimator())
-        return estimator.observe(size_bytes, tokens)
+        lengths = self._prompt_lengths.setdefault(tenant, PromptLengths())
+        return lengths.observe(size_bytes, tokens)
 
     def _hear(self, now_s: float, *, is_known: bool) -> None:
         """A replica reports; one that is known, after all have been silent, shows that they live."""

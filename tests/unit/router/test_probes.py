@@ -170,7 +170,7 @@ def test_one_request_at_a_time_tries_a_way_that_is_too_slow():
 
 def test_a_text_is_not_refused_for_good_for_the_length_of_earlier_ones():
     router = core(prefill=1, stale_after_s=1000.0)
-    dense = tuple((ANONYMOUS.name, 1000, 700) for _ in range(60))
+    dense = tuple((ANONYMOUS.name, 8000, 5600) for _ in range(60))
     router.prefill_reported(report("prefill-0", learned=dense), 0.0)
     placed = []
     for number in range(105):
@@ -187,7 +187,7 @@ def test_a_text_is_not_refused_for_good_for_the_length_of_earlier_ones():
 
 def test_a_text_is_refused_that_would_be_late_as_any_text():
     router = core(prefill=1, stale_after_s=1000.0)
-    dense = tuple((ANONYMOUS.name, 1000, 700) for _ in range(60))
+    dense = tuple((ANONYMOUS.name, 8000, 5600) for _ in range(60))
     router.prefill_reported(report("prefill-0", learned=dense), 0.0)
     for number in range(20):
         text = replace(request(number, None, ttft_s=1.5, explicit=True), prompt_bytes=8000)

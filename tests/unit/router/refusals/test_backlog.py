@@ -30,6 +30,19 @@ def test_odd_prompts_of_one_tenant_change_nothing_for_another():
     assert tokens(core, "odd") == pytest.approx(250, rel=0.01)
 
 
+def test_short_chats_of_a_tenant_do_not_make_its_long_texts_count_as_longer():
+    """A chat template adds tokens that the text of a prompt has no bytes for."""
+    core, admission = router()
+    for _ in range(12):
+        report(core, learned=(*[("a", 60, 40)] * 100, ("a", 8000, 2000)))
+    beginning = {"prefix_hashes": tuple(range(10)), "hash_block": 512}
+    long = {"tokens": None, "prompt_bytes": 8000, **beginning}
+    assert ask(core, "first", PREMIUM, **long).tokens == pytest.approx(2000, rel=0.1)
+    assert admission.backlog_s(PREMIUM) == pytest.approx(2.0, rel=0.1)
+    assert ask(core, "second", PREMIUM, **long).cached_tokens == pytest.approx(1280, rel=0.1)
+    assert ask(core, "short", PREMIUM, tokens=None, prompt_bytes=60).tokens == pytest.approx(40, rel=0.1)
+
+
 def test_the_end_of_a_prefill_shortens_the_queue():
     core, admission = router()
     ask(core, "first", tokens=1000)
