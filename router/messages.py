@@ -50,6 +50,7 @@ class PlacementRequested(Message):
         answered_tokens: Tokens of its answer that are prefilled with its prompt, as it goes on after a loss.
         explicit_e2e_s: The client's own budget for the whole answer, seconds from arrival; None for none.
         digest: Of the model that has generated what is delivered of its answer; only that goes on with it.
+        prompt_hash: Of the whole prompt, as far as one is hashed; 0 where none is.
     """
 
     job_id: JobId
@@ -79,6 +80,7 @@ class PlacementRequested(Message):
     answered_tokens: int = 0
     explicit_e2e_s: float | None = None
     digest: ModelDigest = UNTOLD
+    prompt_hash: int = 0
 
     @property
     def party(self) -> Party:
@@ -87,9 +89,9 @@ class PlacementRequested(Message):
 
     @property
     def likeness(self) -> Hashable:
-        """See `AdmissionRequest.likeness`: of those that are as long few begin alike."""
+        """See `AdmissionRequest.likeness`."""
         sizes = self.prompt_tokens, self.prompt_bytes, self.output_tokens
-        return self.party, sizes, self.prefix_hashes[-1:]
+        return self.party, sizes, self.prompt_hash
 
     @property
     def answers(self) -> int:

@@ -69,6 +69,7 @@ class Dispatch:
                 elapsed_s=now_s - arrival.at_s,
                 prefix_hashes=arrival.blocks,
                 hash_block=arrival.block_tokens,
+                prompt_hash=arrival.number,
             ),
             now_s,
         )

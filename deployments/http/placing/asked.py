@@ -66,6 +66,7 @@ class Asked:
             tenant=state.tenant.name,
             prefix_hashes=prefix.hashes,
             hash_block=prefix.block,
+            prompt_hash=prefix.whole,
             limit=state.tenant.limit,
             key_limit=state.tenant.key_limit,
             answers_per_prompt=asks.answers_per_prompt(body),

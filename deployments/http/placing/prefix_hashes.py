@@ -2,7 +2,7 @@
 
 Owns what is hashed: token ids of a prompt that came as tokens, the bytes of its text otherwise. Each hash
 stands for all of the prompt up to the end of its block. What the router makes of them is
-`router.fleet.prefix_index`'s.
+`router.fleet.prefix_index`'s. One more stands for the whole prompt, by which it is known when it comes again.
 """
 
 from __future__ import annotations
@@ -28,10 +28,16 @@ _OF_THE_BEGINNING: Final = ("documents", "chat_template_kwargs", "reasoning_effo
 
 @dataclass(frozen=True, slots=True)
 class PrefixHashes:
-    """Hashes of a prompt's leading whole blocks, and the size of a block: tokens, or bytes of text."""
+    """Hashes of a prompt's leading whole blocks.
+
+    Attributes:
+        block: Size of a block: tokens, or bytes of text.
+        whole: Hash of all that is hashed, with what is left behind the last whole block; 0 of nothing.
+    """
 
     hashes: tuple[int, ...] = ()
     block: int = 0
+    whole: int = 0
 
 
 NO_PREFIX: Final = PrefixHashes()
@@ -48,16 +54,16 @@ def prefix_hashes(body: Any) -> PrefixHashes:
         return NO_PREFIX
     salt = _salt(body)
     if hasattr(body, "messages"):
-        return PrefixHashes(_chained(salt, _chat_text(body), BLOCK_BYTES), BLOCK_BYTES)
+        return _chained(salt, _chat_text(body), BLOCK_BYTES)
     prompt = body.prompt
     if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
         prompt = prompt[0]
     if isinstance(prompt, str):
         text = prompt.encode()[: MOST_BLOCKS * BLOCK_BYTES]
-        return PrefixHashes(_chained(salt, text, BLOCK_BYTES), BLOCK_BYTES)
+        return _chained(salt, text, BLOCK_BYTES)
     if prompt and isinstance(prompt[0], int):
         tokens = array("q", prompt[: MOST_BLOCKS * BLOCK_TOKENS])
-        return PrefixHashes(_chained(salt, tokens.tobytes(), BLOCK_TOKENS * tokens.itemsize), BLOCK_TOKENS)
+        return _chained(salt, tokens.tobytes(), BLOCK_TOKENS, tokens.itemsize)
     return NO_PREFIX
 
 
@@ -68,14 +74,15 @@ def _salt(body: Any) -> bytes:
     return json.dumps(given, sort_keys=True).encode()
 
 
-def _chained(salt: bytes, data: bytes, block_bytes: int) -> tuple[int, ...]:
-    """A hash for each whole block, each of the salt and all bytes up to the block's end."""
-    running = blake2b(sha256(salt).digest(), digest_size=_DIGEST_BYTES)
+def _chained(salt: bytes, data: bytes, block: int, item_bytes: int = 1) -> PrefixHashes:
+    """A hash for each whole block, each of the salt and all bytes up to the block's end, and one of all."""
+    running, block_bytes = blake2b(sha256(salt).digest(), digest_size=_DIGEST_BYTES), block * item_bytes
     hashes = []
     for start in range(0, len(data) - block_bytes + 1, block_bytes):
         running.update(data[start : start + block_bytes])
         hashes.append(int.from_bytes(running.copy().digest(), "big"))
-    return tuple(hashes)
+    running.update(data[len(hashes) * block_bytes :])
+    return PrefixHashes(tuple(hashes), block, int.from_bytes(running.digest(), "big"))
 
 
 def _chat_text(body: Any) -> bytes:

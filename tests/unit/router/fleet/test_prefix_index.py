@@ -321,6 +321,26 @@ def test_a_conversation_that_goes_on_keeps_its_prefix():
     assert prefix_hashes(Body(messages=more, tools=[{"name": "f" * 600}])).hashes[0] != before[0]
 
 
+SYSTEM_PROMPT = {"role": "system", "content": "s" * 600}
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        [{"prompt": text} for text in ("one", "two", "one ")],
+        [{"prompt": "x" * BLOCK_BYTES + text} for text in ("one", "two")],
+        [{"prompt": [*range(BLOCK_TOKENS), *rest]} for rest in ((1, 2), (1, 3))],
+        [{"messages": [SYSTEM_PROMPT, {"role": "user", "content": text}]} for text in ("one", "two")],
+    ],
+    ids=["shorter than a block", "behind a block", "tokens", "behind a system prompt"],
+)
+def test_prompts_that_differ_behind_their_last_whole_block_are_told_apart(prompts):
+    found = [prefix_hashes(Body(**prompt)) for prompt in prompts]
+    assert len({each.hashes for each in found}) == 1
+    assert len({each.whole for each in found}) == len(prompts)
+    assert [prefix_hashes(Body(**prompt)) for prompt in prompts] == found
+
+
 def test_an_adapter_finds_nothing_of_the_model_or_of_another():
     models = ("model", "one adapter", "another")
     hashes = {prefix_hashes(Body(model, prompt="x" * 600)).hashes for model in models}

@@ -58,7 +58,7 @@ def test_what_is_late_for_want_of_decodes_memory_alone_asks_for_no_prefill_repli
 def test_what_decode_has_no_memory_for_asks_for_a_decode_replica():
     """Refusals would otherwise keep the tier from ever being as full as one that grows.
 
-    One that comes again asks for nothing more.
+    One that comes again asks for nothing more, but others that are as long and begin alike do.
     """
     core, admission = router()
     assert isinstance(ask(core, "before"), Placed)
@@ -72,7 +72,7 @@ def test_what_decode_has_no_memory_for_asks_for_a_decode_replica():
     told = []
     for number in range(6):
         told.append(admission.decode.replicas_refused(10.0))
-        prompt = {"prefix_hashes": (1, 1 + number), "hash_block": 128}
+        prompt = {"prefix_hashes": (1, 2), "hash_block": 128, "prompt_hash": 1 + number}
         for again in range(1 + number):
             refused = ask(core, f"{number}-{again}", tokens=600, now_s=10.0, **prompt)
             assert refused.reason is RejectionReason.DECODE_FULL

@@ -106,6 +106,13 @@ def test_the_router_is_told_of_the_answers_to_all_prompts():
     assert (placement.prompt_tokens, placement.prompts, placement.answers) == (5, 2, 4)
 
 
+@pytest.mark.parametrize("prompts", [([1, 2, 3], [1, 2, 4]), ("a text", "b text")], ids=["tokens", "text"])
+def test_short_prompts_that_are_as_long_are_alike_only_if_they_are_the_same(prompts):
+    one, other = [Admission(HERE, prompt=prompt).asked.placement.likeness for prompt in prompts]
+    assert one != other
+    assert one == Admission(HERE, prompt=prompts[0]).asked.placement.likeness
+
+
 @pytest.mark.parametrize(("cut", "told"), [({}, 12), ({"truncate_prompt_tokens": 2}, 0)])
 async def test_only_a_text_that_is_whole_tells_how_long_such_texts_are(cut, told):
     context = await Admission(HERE, prompt="twelve bytes", **cut).context()
