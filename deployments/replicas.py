@@ -179,11 +179,12 @@ def _size(model: FoundModel, pool: PoolConfig, role: KVRole) -> dict[str, Any]:
     """How many replicas there are, or who decides it."""
     if pool.max_replicas is None:
         return {"num_replicas": pool.replicas}
-    rules = model.config.autoscaling.rules(pool)
+    is_prefill = role is KVRole.PREFILL
+    rules = model.config.autoscaling.rules(pool, is_prefill=is_prefill)
     policy = {
         "policy_function": f"{TierAutoscaler.__module__}.{TierAutoscaler.__qualname__}",
         "policy_kwargs": {
-            "role": "prefill" if role is KVRole.PREFILL else "decode",
+            "role": "prefill" if is_prefill else "decode",
             "model": model.name,
             "code": running_code(),
             "starts_with": pool.replicas,

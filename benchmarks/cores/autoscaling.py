@@ -45,7 +45,7 @@ from simulator.study.goodput import Experiment
 from simulator.study.presets import PRESETS
 from simulator.workload.arrivals import varying
 from slo.admission.rules import AdmissionRules
-from slo.autoscaling.scaler import ScalingRules
+from slo.autoscaling.scaler import PREFILL_BUSY, ScalingRules
 from slo.predict.handoff import INSTANT_LINK
 
 PRESET: Final = PRESETS["flowprefill-70b"]
@@ -58,7 +58,7 @@ Make = Callable[[], Callable[[PrefillTierSeen, float], int]]
 
 def ours() -> ByWork:
     """Our rule."""
-    return ByWork(ScalingRules(1, MOST, start_s=START_S))
+    return ByWork(ScalingRules(1, MOST, start_s=START_S, busy=PREFILL_BUSY))
 
 
 def serve(

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from slo.autoscaling.scaler import ScalingRules
+from slo.autoscaling.scaler import DECODE_BUSY, PREFILL_BUSY, ScalingRules
 from slo.files.strict_yaml import Positive, Section
 from slo.liveness import HUNG_AFTER_S
 from slo.objectives import MAX_OBJECTIVE_MS
@@ -204,13 +204,17 @@ class AutoscalingConfig(Section):
 
     start_s: Positive = Field(60.0, description="How long a replica takes from its order until it serves.")
     keep_s: Positive = Field(300.0, description="Replicas are kept that were needed within this time.")
-    busy: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.8, description="Part of their time, or KV memory, that replicas are planned to be in use."
+    busy: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="Part of their time, or of decode's memory or pace, that replicas are planned to be in "
+        "use; by default all of prefill's and 0.8 of decode's.",
     )
 
-    def rules(self, pool: PoolConfig) -> ScalingRules:
+    def rules(self, pool: PoolConfig, *, is_prefill: bool) -> ScalingRules:
         """The same in the vocabulary of the rule."""
-        return ScalingRules(pool.fewest, pool.most, self.start_s, self.keep_s, self.busy)
+        by_default = PREFILL_BUSY if is_prefill else DECODE_BUSY
+        busy = by_default if self.busy is None else self.busy
+        return ScalingRules(pool.fewest, pool.most, self.start_s, self.keep_s, busy)
 
 
 class KVLinkConfig(Section):

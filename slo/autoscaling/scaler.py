@@ -15,6 +15,10 @@ from typing import Final
 
 from slo.autoscaling.need import Need, ScaleReason
 
+PREFILL_BUSY: Final = 1.0
+"""`ScalingRules.busy` of prefill: who is urgent waits for nobody who is not, whatever all of them take."""
+DECODE_BUSY: Final = 0.8
+"""Of decode, where all streams bear it when it is full."""
 _FULL: Final = 9 / 8
 """Replicas are too few where more than so many times as many are needed."""
 _GIVEN_UP: Final = 10
@@ -38,7 +42,7 @@ class ScalingRules:
     max_replicas: int
     start_s: float = 60.0
     keep_s: float = 300.0
-    busy: float = 0.8
+    busy: float = DECODE_BUSY
 
     def __post_init__(self) -> None:  # noqa: D105 - see Raises
         if not 1 <= self.min_replicas <= self.max_replicas:

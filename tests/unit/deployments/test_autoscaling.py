@@ -333,6 +333,14 @@ async def test_it_asks_the_monitor_of_the_code_that_the_application_was_built_by
     assert asked == [("app", "of the builder")]
 
 
+@pytest.mark.parametrize(("given", "planned"), [({}, (1.0, 0.8)), ({"busy": 0.6}, (0.6, 0.6))])
+def test_prefill_is_planned_to_be_in_use_all_the_time_and_decode_not(given, planned):
+    config = parse({"autoscaling": given})
+    rules = config.autoscaling.rules
+    found = rules(config.prefill, is_prefill=True), rules(config.decode, is_prefill=False)
+    assert tuple(each.busy for each in found) == planned
+
+
 async def test_what_fails_in_it_does_not_reach_serve():
     policy = TierAutoscaler("prefill", "tiny", **RULES)
     assert policy(SimpleNamespace(target_num_replicas=3)) == (3, {}), "there is no such context"

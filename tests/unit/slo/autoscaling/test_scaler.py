@@ -56,6 +56,11 @@ def test_what_waits_and_will_wait_until_a_replica_is_up_makes_it_grow_further():
     assert Tier(1).see(work=3.0).target == 5  # 3, and 2 for what waits after 60 s
 
 
+def test_a_short_queue_is_no_reason_to_grow():
+    assert Tier(1).see(work=0.89, backlog_s=10.0, for_s=60).target == 1  # 1.06 until that is worked off
+    assert Tier(1).see(work=0.89, backlog_s=16.0).reason is ScaleReason.BACKLOG
+
+
 def test_what_is_starting_is_not_ordered_again():
     tier = Tier(1)
     assert tier.see(work=3.0, running=1).target == 5
