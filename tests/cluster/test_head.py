@@ -3,23 +3,19 @@
 import asyncio
 import shutil
 import subprocess
-import tempfile
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 from applications import TIER, arguments, is_ready, serving
-from fleet import tell, until
-from namespaces import Network
+from fleet import tell
 from nodes import Cluster
 from ports import free_port
-from steady_load import SteadyLoad
-from streams import WHOLE, client, stream
-from waiting import assert_soon
+from steady_load import SteadyLoad, reference
+from streams import WHOLE, begun_streams, client
+from waiting import assert_soon, seconds_until
 
-from benchmarks.harness.tiny_models import build_tiny_llama
 from deployments.local.ending import kill, kill_after
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.nightly]
@@ -36,17 +32,12 @@ def serve_config(model, port):
 
 
 @pytest.fixture(scope="module")
-def directory():
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as directory:
-        yield Path(directory)
-
-
-@pytest.fixture(scope="module")
-def redis(directory):
+def redis(tmp_path_factory):
     """The address of a Redis."""
     if (program := shutil.which("redis-server")) is None:
         pytest.skip("needs redis-server, of Debian's package redis-server")
     port = free_port()
+    directory = tmp_path_factory.mktemp("redis")
     command = [program, "--port", str(port), "--save", "", "--dir", str(directory)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     yield f"127.0.0.1:{port}"
@@ -55,46 +46,27 @@ def redis(directory):
 
 
 @pytest.fixture(scope="module")
-def network():
-    with Network(84) as network:
-        yield network
-
-
-@pytest.fixture(scope="module")
-def deployed(network, directory, redis, tmp_path_factory):
+def deployed(network, redis, tiny_model):
     """The cluster, the process of its head, and where the other node answers."""
-    cluster = Cluster(directory, network.address, {"RAY_REDIS_ADDRESS": redis})
-    try:
+    with Cluster(network.address, {"RAY_REDIS_ADDRESS": redis}) as cluster:
         head = cluster.start_head()
         host = network.add_host()
         cluster.add({TIER: "all"}, 6, host)
         port = free_port()
-        config = serve_config(
-            build_tiny_llama(tmp_path_factory.mktemp("model") / "tiny", context=16_384), port
-        )
+        config = serve_config(tiny_model, port)
         assert (deployed := cluster.deploy(config)).returncode == 0, deployed.stderr
         url = f"http://{host[1]}:{port}"
         assert_soon(lambda: is_ready(url), 300, "not ready")
         yield SimpleNamespace(cluster=cluster, head=head, url=url)
-    finally:
-        cluster.stop()
 
 
 async def test_the_head_is_lost(deployed):
     """What the other node serves goes on; with a head again the cluster takes deployments as before."""
     cluster = deployed.cluster
-    fleet = SimpleNamespace(deployment=SimpleNamespace(url=deployed.url), key="none")
-    async with SteadyLoad(deployed.url, "none", clients=0) as nobody:
-        expected = await nobody.reference()
-    begun = set()
-    async with client(fleet) as http, SteadyLoad(deployed.url, "none", expected, CLIENTS) as load:
+    expected = await reference(deployed.url, "none")
+    async with client(deployed.url) as http, SteadyLoad(deployed.url, "none", expected, CLIENTS) as load:
         await load.until_answered(time.monotonic(), placed=True)
-        calls = [asyncio.create_task(stream(http, TOKENS, lambda n=n: begun.add(n))) for n in range(STREAMS)]
-
-        async def all_stream():
-            return len(begun) == STREAMS
-
-        await until(all_stream, 30, "not every answer has begun")
+        calls = await begun_streams(http, STREAMS, TOKENS)
         kill((*deployed.head.children(recursive=True), deployed.head))
         lost_s = time.monotonic()
         answered_s = await load.until_answered(lost_s)
@@ -105,7 +77,7 @@ async def test_the_head_is_lost(deployed):
         async def is_back():
             return await asyncio.to_thread(lambda: cluster.is_serving() and cluster.monitors())
 
-        await until(is_back, 120, "the cluster is not as before")
+        await seconds_until(is_back, 120, "the cluster is not as before")
         back_s = round(time.monotonic() - lost_s, 1)
         began_s = time.monotonic()
         await load.until_answered(began_s, placed=True)
@@ -133,15 +105,8 @@ async def test_a_node_is_left_while_the_head_is_away(deployed):
     """Streams that the node serves need no head; if it were not waited for they would be cut at once."""
     cluster = deployed.cluster
     node_id = cluster.node_id(**{TIER: "all"})
-    fleet = SimpleNamespace(deployment=SimpleNamespace(url=deployed.url), key="none")
-    begun = set()
-    async with client(fleet) as http:
-        calls = [asyncio.create_task(stream(http, TOKENS, lambda n=n: begun.add(n))) for n in range(STREAMS)]
-
-        async def all_stream():
-            return len(begun) == STREAMS
-
-        await until(all_stream, 30, "not every answer has begun")
+    async with client(deployed.url) as http:
+        calls = await begun_streams(http, STREAMS, TOKENS)
         head = cluster.head
         kill((*head.children(recursive=True), head))
         lost_s = time.monotonic()

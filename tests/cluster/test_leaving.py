@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import tempfile
 import time
 from types import SimpleNamespace
 
@@ -15,14 +14,11 @@ import httpx
 import psutil
 import pytest
 from applications import HOSTS, TIER, arguments, is_ready, serving
-from fleet import tell, until
-from namespaces import Network
+from fleet import tell
 from nodes import Cluster
 from ports import free_port
-from streams import WHOLE, client, stream
-from waiting import assert_soon
-
-from benchmarks.harness.tiny_models import build_tiny_llama
+from streams import WHOLE, begun_streams, client
+from waiting import assert_soon, seconds_until
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.nightly]
 
@@ -47,21 +43,11 @@ def serve_config(model):
 
 
 @pytest.fixture(scope="module")
-def network():
-    with Network(84) as network:
-        yield network
-
-
-@pytest.fixture(scope="module")
 def cluster(network):
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as directory:
-        # A proxy of many on few cores needs a while to start, and would be started anew meanwhile.
-        cluster = Cluster(directory, network.address, {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"})
-        try:
-            cluster.start_head()
-            yield cluster
-        finally:
-            cluster.stop()
+    # A proxy of many on few cores needs a while to start, and would be started anew meanwhile.
+    with Cluster(network.address, {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}) as cluster:
+        cluster.start_head()
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +70,9 @@ def nodes(add):
 
 
 @pytest.fixture(scope="module")
-def config(cluster, nodes, tmp_path_factory):
+def config(cluster, nodes, tiny_model):
     """What has been deployed, when every node's proxy says that it is ready."""
-    config = serve_config(build_tiny_llama(tmp_path_factory.mktemp("model") / "tiny", context=16_384))
+    config = serve_config(tiny_model)
     assert (deployed := cluster.deploy(config)).returncode == 0, deployed.stderr
     for name, node in nodes.items():
         assert_soon(lambda url=node.url: is_ready(url), 300, f"{name} is not ready")
@@ -103,21 +89,14 @@ async def end(node):
 @pytest.mark.timeout(900)
 async def test_streams_that_only_pass_through_a_node_are_whole_when_it_is_left(cluster, config, nodes):
     node = nodes["prefill"]
-    fleet = SimpleNamespace(deployment=SimpleNamespace(url=node.url), key="none")
-    begun = set()
-    async with client(fleet) as http:
-        calls = [asyncio.create_task(stream(http, TOKENS, lambda n=n: begun.add(n))) for n in range(STREAMS)]
-
-        async def all_stream():
-            return len(begun) == len(calls)
-
-        await until(all_stream, 60, "not every answer has begun")
+    async with client(node.url) as http:
+        calls = await begun_streams(http, STREAMS, TOKENS, within_s=60)
         leaving = asyncio.create_task(asyncio.to_thread(cluster.leave, node.node_id, PREFILL_DRAIN_S))
 
         async def has_no_replica():
             return not await asyncio.to_thread(cluster.running, "Prefill:tiny")
 
-        await until(has_no_replica, 60, "its replica is still there")
+        await seconds_until(has_no_replica, 60, "its replica is still there")
         still = sum(not call.done() for call in calls)
         left = await leaving
         await end(node)
@@ -144,7 +123,7 @@ async def test_a_decode_replica_that_starts_without_prefill_answers_alone(cluste
         return False
 
     async with httpx.AsyncClient(base_url=nodes["ingress"].url, timeout=20) as http:
-        await until(is_answered_again, 150, "decode waits for a prefill replica")
+        await seconds_until(is_answered_again, 150, "decode waits for a prefill replica")
     tell("decode started without prefill", answered_s=round(time.monotonic() - started_s, 1))
     (after,) = cluster.running("Decode:tiny")
     assert after != before

@@ -4,19 +4,17 @@ import asyncio
 import contextlib
 import copy
 import shutil
-import tempfile
 import time
-from types import SimpleNamespace
 
 import psutil
 import pytest
 from applications import TIER, arguments, is_ready, serving
-from fleet import tell, until
+from fleet import tell
 from nodes import ROOT, Cluster
 from ports import free_port
-from steady_load import SteadyLoad
-from streams import WHOLE, client, stream
-from waiting import assert_soon
+from steady_load import SteadyLoad, reference
+from streams import WHOLE, begun_streams, client, stream
+from waiting import assert_soon, seconds_until
 
 from benchmarks.harness.tiny_models import build_tiny_llama
 from deployments.local.ending import kill
@@ -50,13 +48,9 @@ URL = f"http://127.0.0.1:{PORT}"
 
 @pytest.fixture(scope="module")
 def cluster():
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as directory:
-        cluster = Cluster(directory)
-        try:
-            cluster.start_head(cpus=1)
-            yield cluster
-        finally:
-            cluster.stop()
+    with Cluster() as cluster:
+        cluster.start_head(cpus=1)
+        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +96,7 @@ def changed(config):
 @pytest.mark.timeout(900)
 async def test_an_upgrade_under_load(cluster, config):
     (old,) = cluster.monitors()
-    async with SteadyLoad(URL, "none", clients=0) as nobody:
-        expected = await nobody.reference()
+    expected = await reference(URL, "none")
     async with SteadyLoad(URL, "none", expected) as load:
         await load.until_answered(time.monotonic(), placed=True)
         started_s = time.monotonic()
@@ -113,12 +106,12 @@ async def test_an_upgrade_under_load(cluster, config):
         async def has_new_monitor():
             return await asyncio.to_thread(cluster.monitors) - {old}
 
-        monitor_s = await until(has_new_monitor, 60, "no monitor runs the new code")
+        monitor_s = await seconds_until(has_new_monitor, 60, "no monitor runs the new code")
 
         async def is_done():
             return await asyncio.to_thread(cluster.is_serving)
 
-        await until(is_done, 500, "the upgrade did not end")
+        await seconds_until(is_done, 500, "the upgrade did not end")
         upgraded_s = round(time.monotonic() - started_s, 1)
         await load.until_answered(time.monotonic(), placed=True)
     errors = [one.error for one in load.since(started_s) if one.error is not None]
@@ -130,15 +123,8 @@ async def test_an_upgrade_under_load(cluster, config):
 
 async def test_a_node_is_lost(cluster, config, nodes):
     """What the other nodes stream goes on, and once there is a node in its place, all is as before."""
-    fleet = SimpleNamespace(deployment=SimpleNamespace(url=URL), key="none")
-    begun = set()
-    async with client(fleet) as http:
-        calls = [asyncio.create_task(stream(http, TOKENS, lambda n=n: begun.add(n))) for n in range(8)]
-
-        async def all_stream():
-            return len(begun) == len(calls)
-
-        await until(all_stream, 30, "not every answer has begun")
+    async with client(URL) as http:
+        calls = await begun_streams(http, 8, TOKENS)
         before = cluster.running("Decode:tiny")
         lost = nodes["decode"][0]
         kill((*lost.children(recursive=True), lost))
@@ -153,7 +139,7 @@ async def test_a_node_is_lost(cluster, config, nodes):
             now = await asyncio.to_thread(cluster.running, "Decode:tiny")
             return len(now) == 2 and now != before
 
-        await until(is_whole, 120, "the replica of the lost node was not replaced")
+        await seconds_until(is_whole, 120, "the replica of the lost node was not replaced")
         back_s = round(time.monotonic() - lost_s, 1)
     tell("node killed", answered_s=answered_s, streams=len(answers), whole=whole, back_s=back_s)
     assert after == (8, WHOLE)
@@ -163,19 +149,11 @@ async def test_a_node_is_lost(cluster, config, nodes):
 
 async def test_a_node_is_left(cluster, config, nodes):
     """Its replica starts elsewhere and finishes what it has; then the node may end, and nobody notices."""
-    fleet = SimpleNamespace(deployment=SimpleNamespace(url=URL), key="none")
     leaving, node_id = nodes["decode"][1], cluster.node_id(**{TIER: "decode", "number": "1"})
     await asyncio.to_thread(cluster.add, {TIER: "decode"}, 2)
-    begun = set()
-    async with SteadyLoad(URL, "none", clients=0) as nobody:
-        expected = await nobody.reference()
-    async with client(fleet) as http, SteadyLoad(URL, "none", expected, clients=3) as load:
-        calls = [asyncio.create_task(stream(http, TOKENS, lambda n=n: begun.add(n))) for n in range(8)]
-
-        async def all_stream():
-            return len(begun) == len(calls)
-
-        await until(all_stream, 30, "not every answer has begun")
+    expected = await reference(URL, "none")
+    async with client(URL) as http, SteadyLoad(URL, "none", expected, clients=3) as load:
+        calls = await begun_streams(http, 8, TOKENS)
         started_s = time.monotonic()
         left = await asyncio.to_thread(cluster.leave, node_id, 180)
         left_s = round(time.monotonic() - started_s, 1)

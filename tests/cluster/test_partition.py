@@ -1,23 +1,17 @@
 """The hosts of the two tiers lose each other; the head still reaches both."""
 
 import asyncio
-import tempfile
 import time
-from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import pytest
 from applications import HOSTS, TIER, arguments, is_ready, serving
-from fleet import tell, until
-from namespaces import Network
+from fleet import tell
 from nodes import Cluster
 from ports import free_port
-from steady_load import SteadyLoad
-from streams import WHOLE, client, stream
-from waiting import assert_soon
-
-from benchmarks.harness.tiny_models import build_tiny_llama
+from steady_load import SteadyLoad, reference
+from streams import WHOLE, begun_streams, client
+from waiting import assert_soon, seconds_until
 
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.nightly]
 
@@ -35,35 +29,20 @@ def serve_config(model):
 
 
 @pytest.fixture(scope="module")
-def network():
-    with Network() as network:
-        yield network
-
-
-@pytest.fixture(scope="module")
-def directory():
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as directory:
-        yield Path(directory)
-
-
-@pytest.fixture(scope="module")
-def cluster(network, directory, tmp_path_factory):
-    cluster = Cluster(directory, network.address)
-    try:
+def cluster(network, tiny_model):
+    with Cluster(network.address) as cluster:
         cluster.start_head(cpus=1)
         for tier in ("prefill", "decode"):
             cluster.add({TIER: tier}, 2, network.add_host())
-        config = serve_config(build_tiny_llama(tmp_path_factory.mktemp("model") / "tiny", context=16_384))
+        config = serve_config(tiny_model)
         assert (deployed := cluster.deploy(config)).returncode == 0, deployed.stderr
         assert_soon(lambda: is_ready(URL), 300, "not ready")
         yield cluster
-    finally:
-        cluster.stop()
 
 
-def given_up(directory):
+def given_up(cluster):
     """How many prefills decode has not waited for any longer."""
-    logs = directory.glob("head-0/session_latest/logs/worker-*.err")
+    logs = cluster.directory.glob("head-0/session_latest/logs/worker-*.err")
     return sum(path.read_text(errors="replace").count("prefill_failed request_id") for path in logs)
 
 
@@ -72,23 +51,12 @@ def is_at_rest():
     return all(one["kv_usage"] == 0 for tier in ("prefill", "decode") for one in fleet[tier])
 
 
-async def test_the_tiers_lose_each_other(cluster, network, directory):
+async def test_the_tiers_lose_each_other(cluster, network):
     """Streams go on, new prompts are computed by decode; when the network is back, by prefill again."""
-    fleet = SimpleNamespace(deployment=SimpleNamespace(url=URL), key="none")
-    async with SteadyLoad(URL, "none", clients=0) as nobody:
-        expected = await nobody.reference()
-    begun = set()
-    async with (
-        client(fleet) as http,
-        SteadyLoad(URL, "none", expected, CLIENTS) as load,
-    ):
-        calls = [asyncio.create_task(stream(http, TOKENS, lambda n=n: begun.add(n))) for n in range(STREAMS)]
-
-        async def all_stream():
-            return len(begun) == STREAMS
-
-        await until(all_stream, 30, "not every answer has begun")
-        before = given_up(directory)
+    expected = await reference(URL, "none")
+    async with client(URL) as http, SteadyLoad(URL, "none", expected, CLIENTS) as load:
+        calls = await begun_streams(http, STREAMS, TOKENS)
+        before = given_up(cluster)
         network.cut()
         cut_s = time.monotonic()
         answered_s = await load.until_answered(cut_s)
@@ -96,16 +64,16 @@ async def test_the_tiers_lose_each_other(cluster, network, directory):
         still = sum(not call.done() for call in calls)
         network.heal()
         healed_s = time.monotonic()
-        during = given_up(directory) - before
+        during = given_up(cluster) - before
 
         async def is_back():
-            known = given_up(directory)
+            known = given_up(cluster)
             began_s = time.monotonic()
             for _ in range(5):
                 await load.until_answered(time.monotonic())
-            return given_up(directory) == known and load.slowest_s(began_s) < 2.0
+            return given_up(cluster) == known and load.slowest_s(began_s) < 2.0
 
-        await until(is_back, 120, "prompts do not go through prefill again")
+        await seconds_until(is_back, 120, "prompts do not go through prefill again")
         back_s = round(time.monotonic() - healed_s, 1)
         streams = await asyncio.gather(*calls)
     ended = load.since(cut_s)

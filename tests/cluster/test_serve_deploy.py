@@ -3,8 +3,6 @@
 Each group of pods is a Ray node of its own on this machine, with the labels and the CPUs of its pods.
 """
 
-import tempfile
-
 import grpc
 import httpx
 import pytest
@@ -36,22 +34,18 @@ def config():
 
 @pytest.fixture(scope="module")
 def cluster(config):
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as directory:
-        cluster = Cluster(directory)
-        try:
-            cluster.start_head()
-            for group in groups(overlay("cpu-kind")).values():
-                cluster.add_group(group)
-            refused = cluster.deploy(config, token="not-the-token-of-this-cluster")
-            assert refused.returncode != 0
-            assert cluster.get("/api/serve/applications/")["applications"] == {}
-            deployed = cluster.deploy(config)
-            assert deployed.returncode == 0, deployed.stderr
-            ready = f"http://127.0.0.1:{config['http_options']['port']}/ready"
-            assert_soon(lambda: (get_json(ready) or {}).get("status") == "ready", 300, "not ready")
-            yield cluster
-        finally:
-            cluster.stop()
+    with Cluster() as cluster:
+        cluster.start_head()
+        for group in groups(overlay("cpu-kind")).values():
+            cluster.add_group(group)
+        refused = cluster.deploy(config, token="not-the-token-of-this-cluster")
+        assert refused.returncode != 0
+        assert cluster.get("/api/serve/applications/")["applications"] == {}
+        deployed = cluster.deploy(config)
+        assert deployed.returncode == 0, deployed.stderr
+        ready = f"http://127.0.0.1:{config['http_options']['port']}/ready"
+        assert_soon(lambda: (get_json(ready) or {}).get("status") == "ready", 300, "not ready")
+        yield cluster
 
 
 def test_http_and_grpc_answer_alike(cluster, config):

@@ -8,9 +8,10 @@ import time
 import httpx
 import pytest
 import ray
-from fleet import actor, family, until
+from fleet import actor, family
 from processes import replicas
 from steady_load import WAIT_S
+from waiting import seconds_until
 
 from engine_host.processes import shared_memory_of
 from slo import protocol
@@ -45,7 +46,7 @@ async def test_serves_controller_is_killed(fleet):
         async def is_there():
             return actor(name)[1] not in (None, pid)
 
-        fault.measured["back_s"] = await until(is_there, 60, "there is no other controller")
+        fault.measured["back_s"] = await seconds_until(is_there, 60, "there is no other controller")
         await asyncio.sleep(10)
     assert replicas() == before, "replicas that had not failed were replaced"
 
@@ -78,7 +79,9 @@ async def test_the_router_is_stopped_for_a_while(fleet):
         async def admitted():
             return await ask(1) == 200
 
-        fault.measured["admitted_s"] = await until(admitted, 5, "the tenant's request counts for ever")
+        fault.measured["admitted_s"] = await seconds_until(
+            admitted, 5, "the tenant's request counts for ever"
+        )
         fault.measured["placed_again_s"] = round(await fault.load.until_answered(resumed_s, placed=True), 2)
 
 
@@ -91,7 +94,7 @@ async def test_the_monitor_is_killed(fleet):
         async def is_back():
             return actor("slo-monitor")[1] not in (None, pid)
 
-        fault.measured["back_s"] = await until(is_back, 60, "the monitor did not come back")
+        fault.measured["back_s"] = await seconds_until(is_back, 60, "the monitor did not come back")
 
 
 @pytest.mark.nightly
@@ -111,7 +114,7 @@ async def test_one_of_two_ingresses_is_killed(fleet):
         async def replaced():
             return ingresses() - before
 
-        await until(replaced, 60, "the ingress was not replaced")
+        await seconds_until(replaced, 60, "the ingress was not replaced")
     assert 0 < fault.measured["failed"] < fault.measured["under_way"], ended
     late = [one for one in ended if one.error is not None and one.started_s > fault.at_s + 0.1]
     assert not late, late

@@ -12,8 +12,9 @@ import psutil
 import pytest
 import ray
 import zmq
-from fleet import actor, tell, until
+from fleet import actor, tell
 from streams import client, stream
+from waiting import seconds_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -25,7 +26,7 @@ PACE_TOKENS = 300
 async def test_a_decode_replica_with_long_streams_drains(fleet):
     """It gets nothing new, and ends when the last stream has."""
     await fleet.until_whole()
-    async with client(fleet) as http:
+    async with client(fleet.deployment.url, fleet.key) as http:
         begun = []
         started_s = time.monotonic()
         await asyncio.gather(*[stream(http, PACE_TOKENS, lambda: None) for _ in range(STREAMS)])
@@ -41,7 +42,7 @@ async def test_a_decode_replica_with_long_streams_drains(fleet):
         async def told():
             return (await fleet.replicas("decode"))[leaving]["draining"]
 
-        told_s = await until(told, 5, "the router did not hear of it")
+        told_s = await seconds_until(told, 5, "the router did not hear of it")
         running = [(await fleet.replicas("decode"))[leaving]["running"]]
         async with asyncio.TaskGroup() as group:
             later = [group.create_task(stream(http, 100, lambda: None)) for _ in range(12)]
@@ -106,7 +107,7 @@ async def test_a_prefill_replica_is_stopped_for_good_and_decode_starts_meanwhile
         async def placed_again():
             return len(fleet.replacements()) > failed
 
-        fault.measured["placed_again_s"] = await until(placed_again, 6, "nobody was placed again")
+        fault.measured["placed_again_s"] = await seconds_until(placed_again, 6, "nobody was placed again")
         fault.measured["forgotten_s"] = await fleet.until_forgotten("prefill", hanging)
         fault.measured["answered_s"] = round(await fault.load.until_answered(fault.at_s, placed=True), 2)
         assert fault.summary()["errors"] == []
@@ -118,7 +119,7 @@ async def test_a_prefill_replica_is_stopped_for_good_and_decode_starts_meanwhile
             return set(await fleet.fresh("decode")) - known
 
         with fault.load.paused():  # what starts has the cores to itself
-            await until(replaced, 90, "decode waits for a prefill replica that hangs")
+            await seconds_until(replaced, 90, "decode waits for a prefill replica that hangs")
         fault.measured["decode_ready_s"] = round(time.monotonic() - killed_s, 1)
     assert fault.measured["placed_again_s"] <= 3.0
 
@@ -133,7 +134,7 @@ async def test_a_process_that_is_stopped_for_good_keeps_its_place_no_longer_than
     async def ended():
         return not any(map(lives, processes))
 
-    ended_s = await until(ended, 75, "a process that answers nobody is waited for")
+    ended_s = await seconds_until(ended, 75, "a process that answers nobody is waited for")
     tell("decode replica stopped for good", ended_s=ended_s, drain_s=100)
     await fleet.until_whole()
     await fleet.until_at_rest()

@@ -10,10 +10,11 @@ import time
 import httpx
 import psutil
 import pytest
-from fleet import tell, until
+from fleet import tell
 from long_answers import WAIT_S, LongAnswer, ask
 from processes import of_kind
 from serving import METRICS_EVERY_S
+from waiting import seconds_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -83,7 +84,7 @@ async def lose(fleet, expected, fault, *, begun):
             busy = [one["running"] for one in (await fleet.replicas("decode")).values()]
             return min(busy, default=0) >= 4 and all(len(one.token_ids) >= begun for one in answers[::2])
 
-        await until(have_begun, 30, "not every stream has begun")
+        await seconds_until(have_begun, 30, "not every stream has begun")
         lost = await fleet.busiest("decode")
         processes = fleet.processes("decode", lost)
         fault(processes)
@@ -169,7 +170,7 @@ async def test_what_cannot_go_on_ends_at_once_with_an_error(fleet):
         async def has_begun():
             return len(answer.token_ids) > 5
 
-        await until(has_begun, 30, "the stream has not begun")
+        await seconds_until(has_begun, 30, "the stream has not begun")
         lost = await fleet.busiest("decode", at_least=1)
         replica_killed(fleet.processes("decode", lost))
         lost_s = time.monotonic()
@@ -179,7 +180,7 @@ async def test_what_cannot_go_on_ends_at_once_with_an_error(fleet):
         async def is_forgotten():
             return lost not in await fleet.replicas("decode")
 
-        await until(is_forgotten, 5, "nobody has told the router, as no other place was asked for")
+        await seconds_until(is_forgotten, 5, "nobody has told the router, as no other place was asked for")
     tell("decode replica_killed under a grammar", ended_s=round(took_s, 2))
     assert answer.ends == ["decode_failed"]
     assert took_s < 2
@@ -197,7 +198,7 @@ async def test_all_prefill_replicas_are_killed(fleet, expected):
         async def waited_for():
             return any(one["outstanding"] for one in (await fleet.replicas("prefill")).values())
 
-        await until(waited_for, 10, "no prefill is waited for")
+        await seconds_until(waited_for, 10, "no prefill is waited for")
         for replica in await fleet.fresh("prefill"):
             fleet.processes("prefill", replica)[0].kill()
         lost_s = time.monotonic()

@@ -14,9 +14,10 @@ import httpx
 import psutil
 import pytest
 import ray
-from fleet import actor, tell, until
+from fleet import actor, tell
 from processes import of_kind
 from steady_load import WAIT_S
+from waiting import seconds_until
 
 from slo.request import job_of
 
@@ -67,7 +68,7 @@ async def test_a_prefill_replica_is_killed_between_prefill_and_pull(fleet, spans
     waited_for_pull = [line for line in fleet.replacements()[failed:] if job_of_line(line) in prefilled]
     assert waited_for_pull, "no pull was under way"
     assert fault.measured["waited_s"] <= 5
-    await until(lambda: asyncio.to_thread(is_linked, spans), 20, "no trace shows the lost prefill")
+    await seconds_until(lambda: asyncio.to_thread(is_linked, spans), 20, "no trace shows the lost prefill")
 
 
 def job_of_line(line):
@@ -123,7 +124,7 @@ async def test_a_prefill_engine_is_stopped(fleet):
         async def noticed():
             return fleet.log.count("engine_hung") > told
 
-        fault.measured["noticed_s"] = await until(noticed, 10, "nobody noticed that the engine hangs")
+        fault.measured["noticed_s"] = await seconds_until(noticed, 10, "nobody noticed that the engine hangs")
         fault.measured["forgotten_s"] = await fleet.until_forgotten("prefill", lost)
         await fault.load.until_answered(time.monotonic(), placed=True)
     assert_gone(processes[1:])
@@ -146,7 +147,7 @@ async def test_a_prefill_replica_drains(fleet):
             return 0 if replica is None else replica["outstanding"]
 
         try:
-            fault.measured["told_s"] = await until(told, 5, "the router did not hear of it")
+            fault.measured["told_s"] = await seconds_until(told, 5, "the router did not hear of it")
             left = [await outstanding()]
             while not (await asyncio.to_thread(ray.wait, [shutdown], timeout=0.05))[0]:
                 left.append(await outstanding())

@@ -15,14 +15,14 @@ import psutil
 import ray
 from ray import serve
 from serving import METRICS_EVERY_S
-from steady_load import SteadyLoad
-from waiting import at_rest
+from steady_load import SteadyLoad, reference
+from waiting import at_rest, seconds_until
 
 from deployments.local.launcher import APP_NAME
 from engine_host.processes import named_shared_memory, shared_memory_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from serving import Deployment
 
@@ -32,15 +32,6 @@ FRESH_S = 1.5
 """Who has reported within this time is there."""
 TIERS = ("prefill", "decode")
 RESULTS = "SLACKSERVE_FAILURES"
-
-
-async def until(condition: Callable[[], Awaitable[Any]], within_s: float, message: str) -> float:
-    """Wait for a condition; the seconds that it took."""
-    started_s = time.monotonic()
-    while not await condition():
-        assert time.monotonic() - started_s < within_s, f"{message} within {within_s} s"
-        await asyncio.sleep(0.05)
-    return round(time.monotonic() - started_s, 2)
 
 
 def family(pid: int) -> list[psutil.Process]:
@@ -143,7 +134,7 @@ class Fleet:
                 return all([len(await self.fresh(tier)) == 2 for tier in TIERS])
             return False
 
-        return await until(whole, within_s, "what was lost was not replaced")
+        return await seconds_until(whole, within_s, "what was lost was not replaced")
 
     async def until_forgotten(self, tier: str, replica: str, within_s: float = 10) -> float:
         """Wait until the router has given a replica up."""
@@ -151,7 +142,7 @@ class Fleet:
         async def forgotten() -> bool:
             return replica not in await self.fresh(tier)
 
-        return await until(forgotten, within_s, f"the router went on using {replica}")
+        return await seconds_until(forgotten, within_s, f"the router went on using {replica}")
 
     async def busiest(self, tier: str = "prefill", at_least: int = 3) -> str:
         """The replica of a tier with the most to do, once it has something."""
@@ -225,8 +216,7 @@ class Fleet:
     async def _fault_free(self) -> dict[int, list[int]]:
         """What each prompt is answered with when nothing fails."""
         if not self._expected:
-            async with SteadyLoad(self.deployment.url, self.key, clients=0) as load:
-                self._expected |= await load.reference()
+            self._expected = await reference(self.deployment.url, self.key)
         return self._expected
 
     # What must hold.
@@ -238,7 +228,7 @@ class Fleet:
             return not await self.leftovers()
 
         try:
-            await until(rests, REST_S, "the fleet did not come to rest")
+            await seconds_until(rests, REST_S, "the fleet did not come to rest")
         except AssertionError as error:
             raise AssertionError(f"{error}: {await self.leftovers()}") from None
 
@@ -281,7 +271,7 @@ class Fleet:
             return await asyncio.to_thread(self.ended) >= expected
 
         with contextlib.suppress(AssertionError):
-            await until(counted, 10, "")
+            await seconds_until(counted, 10, "")
         assert await asyncio.to_thread(self.ended) == expected, "a request ended twice, or never"
 
 

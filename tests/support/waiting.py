@@ -22,6 +22,15 @@ async def until(condition, within_s=5.0):
             await asyncio.sleep(0.005)
 
 
+async def seconds_until(condition, within_s, message):
+    """Wait for what a coroutine says; the seconds that it took."""
+    started_s = time.monotonic()
+    while not await condition():
+        assert time.monotonic() - started_s < within_s, f"{message} within {within_s} s"
+        await asyncio.sleep(0.05)
+    return round(time.monotonic() - started_s, 2)
+
+
 def at_rest(deployment):
     """Whether no replica holds KV blocks or has anything to do."""
     fleet = deployment.fleet()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 import httpx
-from streams import lines
+from streams import client, lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -97,12 +97,7 @@ class SteadyLoad:
         self._may_ask = asyncio.Event()
         self._may_ask.set()
         self._is_over = False
-        self._http = httpx.AsyncClient(
-            base_url=url,
-            headers={"authorization": f"Bearer {key}"},
-            timeout=WAIT_S,
-            limits=httpx.Limits(max_connections=None),
-        )
+        self._http = client(url, key, WAIT_S)
 
     async def __aenter__(self) -> Self:
         self._tasks = [asyncio.create_task(self._ask_on(number)) for number in range(self._clients)]
@@ -153,18 +148,6 @@ class SteadyLoad:
             assert time.monotonic() - after_s < within_s, f"nobody was answered within {within_s} s"
             await asyncio.sleep(0.02)
 
-    async def reference(self) -> dict[int, list[int]]:
-        """The answer to each prompt, by number."""
-        at_once = asyncio.Semaphore(4)
-
-        async def ask(number: int) -> tuple[int, list[int]]:
-            async with at_once:
-                answer = await self._answer(number, MOST_TOKENS, "premium", is_streaming=False)
-            assert len(answer.token_ids) == MOST_TOKENS
-            return number, answer.token_ids
-
-        return dict(await asyncio.gather(*map(ask, range(PROMPTS))))
-
     async def _ask_on(self, client: int) -> None:
         rng = random.Random(client)
         while True:
@@ -182,7 +165,7 @@ class SteadyLoad:
         started_s = time.monotonic()
         answer, error = _Answer(), None
         try:
-            await self._answer(number, tokens, tier, is_streaming=is_streaming, into=answer)
+            await _read(answer, self._http, number, tokens, tier, is_streaming=is_streaming)
         except (httpx.HTTPError, RefusedError) as failed:
             error = f"{type(failed).__name__} {failed}"[:300]
         else:
@@ -191,36 +174,51 @@ class SteadyLoad:
         ended_s = time.monotonic()
         return Asked(started_s, ended_s, answer.first_token_s, is_streaming, answer.placed, error)
 
-    async def _answer(
-        self, number: int, tokens: int, tier: str, *, is_streaming: bool, into: _Answer | None = None
-    ) -> _Answer:
-        answer = into or _Answer()
-        body = {
-            "model": "tiny",
-            "prompt": prompt(number),
-            "max_tokens": tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": is_streaming,
-            "return_token_ids": True,
-            "cache_salt": random.randbytes(8).hex(),
-        }
-        headers = {"x-slo-tier": tier}
-        async with self._http.stream("POST", "/v1/completions", json=body, headers=headers) as response:
-            answer.placed = "x-slo-predicted-ttft-ms" in response.headers
-            if response.status_code != httpx.codes.OK:
-                raise RefusedError(f"{response.status_code} {(await response.aread()).decode()}")
-            if not is_streaming:
-                for choice in json.loads(await response.aread())["choices"]:
-                    answer.take(choice)
-                return answer
-            async for line in lines(response):
-                _take_line(line, answer)
-        return answer
-
 
 class RefusedError(Exception):
     """The server answers with an error."""
+
+
+async def reference(url: str, key: str) -> dict[int, list[int]]:
+    """What a deployment answers each prompt with when nothing fails, by number."""
+    at_once = asyncio.Semaphore(4)
+
+    async def ask(number: int) -> tuple[int, list[int]]:
+        answer = _Answer()
+        async with at_once:
+            await _read(answer, http, number, MOST_TOKENS, "premium", is_streaming=False)
+        assert len(answer.token_ids) == MOST_TOKENS
+        return number, answer.token_ids
+
+    async with client(url, key, WAIT_S) as http:
+        return dict(await asyncio.gather(*map(ask, range(PROMPTS))))
+
+
+async def _read(
+    answer: _Answer, http: httpx.AsyncClient, number: int, tokens: int, tier: str, *, is_streaming: bool
+) -> None:
+    """Ask for a prompt's answer, and put what comes into `answer`."""
+    body = {
+        "model": "tiny",
+        "prompt": prompt(number),
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": is_streaming,
+        "return_token_ids": True,
+        "cache_salt": random.randbytes(8).hex(),
+    }
+    headers = {"x-slo-tier": tier}
+    async with http.stream("POST", "/v1/completions", json=body, headers=headers) as response:
+        answer.placed = "x-slo-predicted-ttft-ms" in response.headers
+        if response.status_code != httpx.codes.OK:
+            raise RefusedError(f"{response.status_code} {(await response.aread()).decode()}")
+        if not is_streaming:
+            for choice in json.loads(await response.aread())["choices"]:
+                answer.take(choice)
+            return
+        async for line in lines(response):
+            _take_line(line, answer)
 
 
 def _take_line(line: str, answer: _Answer) -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import httpx
+from waiting import seconds_until
 
-_WAIT_S = 120.0
 WHOLE = ["[DONE]"]
 """How a stream ends that is whole."""
 
 
-def client(fleet):
-    """Of a fleet, with its key."""
+def client(url, key="none", wait_s=120.0):
+    """Of a deployment, for any number of requests at a time."""
     return httpx.AsyncClient(
-        base_url=fleet.deployment.url,
-        headers={"authorization": f"Bearer {fleet.key}"},
-        timeout=_WAIT_S,
+        base_url=url,
+        headers={"authorization": f"Bearer {key}"},
+        timeout=wait_s,
+        limits=httpx.Limits(max_connections=None),
     )
 
 
@@ -45,3 +47,15 @@ async def stream(http, max_tokens, begun):
                     begun()
                     tokens += len(choice["token_ids"] or ())
     return tokens, ends
+
+
+async def begun_streams(http, count, max_tokens, within_s=30):
+    """The tasks of so many streams, once each of them has begun."""
+    begun = set()
+    calls = [asyncio.create_task(stream(http, max_tokens, lambda n=n: begun.add(n))) for n in range(count)]
+
+    async def all_stream():
+        return len(begun) == count
+
+    await seconds_until(all_stream, within_s, "not every answer has begun")
+    return calls

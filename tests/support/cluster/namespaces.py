@@ -10,6 +10,7 @@ from typing import Self
 
 import pytest
 
+_BRIDGE, _PREFIX = "slackserve83", "10.83.0."
 _NOBODY = "02:00:00:00:00:fe"
 """A hardware address that nobody has: what is sent there is lost without a word, as behind a broken link."""
 
@@ -21,35 +22,34 @@ class Network:
         address: Of this process's host.
     """
 
-    def __init__(self, number: int = 83) -> None:
-        self._prefix = f"10.{number}.0."
-        self._bridge = f"slackserve{number}"
+    address = f"{_PREFIX}1"
+
+    def __init__(self) -> None:
         self._hosts: list[str] = []
-        self.address = f"{self._prefix}1"
 
     def __enter__(self) -> Self:
         if os.geteuid() != 0 or shutil.which("ip") is None:
             pytest.skip("network namespaces need root and iproute2")
         self.__exit__()
-        _ip("link", "add", self._bridge, "type", "bridge")
-        _ip("address", "add", f"{self.address}/24", "dev", self._bridge)
-        _ip("link", "set", self._bridge, "up")
+        _ip("link", "add", _BRIDGE, "type", "bridge")
+        _ip("address", "add", f"{self.address}/24", "dev", _BRIDGE)
+        _ip("link", "set", _BRIDGE, "up")
         return self
 
     def __exit__(self, *_: object) -> None:
-        for host in (f"{self._bridge}-{number}" for number in range(2, 10)):
+        for host in (f"{_BRIDGE}-{number}" for number in range(2, 10)):
             with contextlib.suppress(subprocess.CalledProcessError):
                 _ip("netns", "delete", host)
         with contextlib.suppress(subprocess.CalledProcessError):
-            _ip("link", "delete", self._bridge)
+            _ip("link", "delete", _BRIDGE)
 
     def add_host(self) -> tuple[str, str]:
         """A new host: the name of its namespace, and its address."""
         number = len(self._hosts) + 2
-        host, link = f"{self._bridge}-{number}", f"slack{number}"
+        host, link = f"{_BRIDGE}-{number}", f"slack{number}"
         _ip("netns", "add", host)
         _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", host)
-        _ip("link", "set", link, "master", self._bridge)
+        _ip("link", "set", link, "master", _BRIDGE)
         _ip("link", "set", link, "up")
         _ip("-n", host, "address", "add", f"{self._address(number)}/24", "dev", "eth0")
         for device in ("lo", "eth0"):
@@ -74,7 +74,7 @@ class Network:
         return [(host, addresses[other]) for host in self._hosts for other in self._hosts if host != other]
 
     def _address(self, number: int) -> str:
-        return f"{self._prefix}{number}"
+        return f"{_PREFIX}{number}"
 
 
 def _ip(*arguments: str) -> None:

@@ -7,9 +7,11 @@ import os
 import secrets
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Self
 
 import psutil
 import yaml
@@ -27,12 +29,12 @@ TOKEN = secrets.token_hex(32)
 class Cluster:
     """Ray nodes on this machine; `dashboard` is where the head, process `head`, takes deployments.
 
-    With an `address` the head is there, and nodes on hosts of their own reach it. All its processes have
-    what is in `environment`, too.
+    A context manager, after which neither they nor `directory`, where all their files are, is left. With an
+    `address` the head is there, and nodes on hosts of their own reach it. All its processes have what is in
+    `environment`, too.
     """
 
-    def __init__(self, directory, address=None, environment=()):
-        self._directory = directory
+    def __init__(self, address=None, environment=()):
         self._address = address
         self._environment = dict(environment)
         self._nodes = []
@@ -40,10 +42,24 @@ class Cluster:
         self._gcs, self._dashboard_port = free_port(), free_port()
         self.dashboard = f"http://127.0.0.1:{self._dashboard_port}"
 
+    def __enter__(self) -> Self:
+        # Ray's sockets need a short path.
+        self._files = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
+        self.directory = Path(self._files.name)
+        return self
+
+    def __exit__(self, *_):
+        with self._files:
+            processes = [psutil.Process(node.pid) for node in self._nodes if node.poll() is None]
+            processes += [child for process in processes for child in process.children(recursive=True)]
+            for node in reversed(self._nodes):
+                node.terminate()
+            kill_after(30, processes)
+
     def start_head(self, cpus=0):
         """The head, which runs nothing by default, or another in the place of a lost one; its process."""
         at = () if self._address is None else (f"--node-ip-address={self._address}",)
-        directory = Path(self._directory) / f"head-{len(self._nodes)}"  # as a new host has its own
+        directory = self.directory / f"head-{len(self._nodes)}"  # as a new host has its own
         self.head = self._start(
             "--head",
             *at,
@@ -85,12 +101,12 @@ class Cluster:
             for name in ("dashboard-agent-listen-port", "dashboard-agent-grpc-port", "metrics-export-port")
         ]
         command = [*within, BIN / "ray", "start", "--block", "--disable-usage-stats", *ports, *options]
-        path = Path(self._directory) / f"node-{len(self._nodes)}.log"
+        path = self.directory / f"node-{len(self._nodes)}.log"
         with path.open("wb") as log:
             # Ray puts the directory in which it starts before all others that are searched for code.
             node = subprocess.Popen(
                 command,
-                cwd=self._directory,
+                cwd=self.directory,
                 env=environment() | self._environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -161,7 +177,7 @@ class Cluster:
 
     def deploy(self, config, token=TOKEN):
         """Run `serve deploy`; the process that has ended."""
-        path = Path(self._directory) / "serve.yaml"
+        path = self.directory / "serve.yaml"
         path.write_text(yaml.safe_dump(config))
         return subprocess.run(
             [BIN / "serve", "deploy", str(path), "--address", self.dashboard],
@@ -171,14 +187,6 @@ class Cluster:
             timeout=120,
             check=False,
         )
-
-    def stop(self):
-        """End all its processes."""
-        processes = [psutil.Process(node.pid) for node in self._nodes if node.poll() is None]
-        processes += [child for process in processes for child in process.children(recursive=True)]
-        for node in reversed(self._nodes):
-            node.terminate()
-        kill_after(30, processes)
 
 
 def environment(token=TOKEN):
