@@ -5,6 +5,7 @@ import contextlib
 import copy
 import shutil
 import time
+import tomllib
 
 import psutil
 import pytest
@@ -23,12 +24,12 @@ from deployments.local.launcher import get_json
 pytestmark = [pytest.mark.serial, pytest.mark.e2e, pytest.mark.nightly]
 
 TOKENS = 1500
-PACKAGES = "slo router prefill_node decode_node kv_transfer sampling telemetry deployments"
+PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]
 
 
 def another_version(directory):
     """The code as it was when the monitor was another."""
-    for package in PACKAGES.split():
+    for package in PACKAGES:
         shutil.copytree(ROOT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__"))
     with (directory / "slo" / "monitor" / "core.py").open("a") as file:
         file.write("\n# Another version.\n")
