@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,18 +98,29 @@ def served(
         yield server
 
 
+def end(process: subprocess.Popen[bytes], within_s: float = 60) -> None:
+    """Ask a process to end, and kill it if it does not.
+
+    Raises:
+        subprocess.TimeoutExpired: when it had to be killed.
+    """
+    process.terminate()
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise
+
+
 @contextmanager
 def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     """A process that is asked to end after the block, and killed if it does not."""
     try:
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:  # what was measured counts all the same
-            process.kill()
-            process.wait()
+        with suppress(subprocess.TimeoutExpired):  # what was measured counts all the same
+            end(process)
 
 
 class Client:

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from manifests import groups, overlay, serve_config
 from nodes import Cluster
-from ports import free_port
+from ports import free_port, side_channels
 from waiting import assert_soon
 
 from deployments.grpc import inference_pb2 as pb
@@ -28,7 +28,7 @@ def config():
     values["grpc_options"]["port"] = free_port()
     (application,) = values["applications"]
     application["args"]["monitor"]["port"] = free_port()
-    application["args"]["kv_transfer"] = {"prefill_port": 25100, "decode_port": 25200}
+    application["args"]["kv_transfer"] = side_channels()
     return values
 
 

@@ -1,14 +1,13 @@
 """One fleet of two prefill and two decode replicas for all tests of failures."""
 
 import os
-import random
 from pathlib import Path
 
 import fleet as fleets
 import pytest
 import ray
-from ports import free_port
-from serving import start
+from ports import free_port, side_channels
+from serving import deployed
 
 from benchmarks.harness.otlp import receiving
 from benchmarks.harness.tiny_models import build_tiny_llama
@@ -32,12 +31,12 @@ def fleet(tmp_path_factory, spans):
     faults.write_text("{}")
     os.environ["SLACKSERVE_TEST_FAULTS"] = str(faults)
     shared_memory = named_shared_memory()
-    ports = random.randrange(24_000, 31_000)
+    ports = side_channels()
     config = {
         "model": str(build_tiny_llama(directory / "tiny", context=16_384)),
         "model_name": "tiny",
         "port": free_port(),
-        "kv_transfer": {"prefill_port": ports, "decode_port": ports + 500},
+        "kv_transfer": ports,
         "max_model_len": 16_384,
         "warmup_tokens": [32, 512],
         "ingress_replicas": 2,
@@ -60,12 +59,11 @@ def fleet(tmp_path_factory, spans):
             {"tenant": "single", "key": KEYS["single"], "limits": {"max_concurrent": 1}},
         ],
     }
-    deployment = start(directory, config, KEYS, python_path=(_FAULTS,))
-    del os.environ["SLACKSERVE_TEST_FAULTS"]
-    try:
-        ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
-        yield fleets.Fleet(deployment, range(ports, ports + 500), faults, shared_memory)
-    finally:
-        ray.shutdown()
-        deployment.process.terminate()
-        deployment.process.wait(60)
+    with deployed(directory, config, KEYS, python_path=(_FAULTS,)) as deployment:
+        del os.environ["SLACKSERVE_TEST_FAULTS"]
+        try:
+            ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+            of_prefill = range(ports["prefill_port"], ports["decode_port"])
+            yield fleets.Fleet(deployment, of_prefill, faults, shared_memory)
+        finally:
+            ray.shutdown()

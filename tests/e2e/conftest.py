@@ -2,19 +2,13 @@
 
 import gc
 import os
-import random
 from pathlib import Path
 
 import pytest
-from ports import free_port
-from serving import Deployment, start
+from ports import free_port, side_channels
+from serving import Deployment, deployed
 
 from benchmarks.harness.tiny_models import build_tiny_llama
-
-
-def nixl_port() -> int:
-    """A port far from the defaults, so that a deployment of the machine's user is left alone."""
-    return random.randrange(24_000, 31_400)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,7 +31,7 @@ def otlp_port() -> int:
 
     It is free until a test listens there, so it is none of those that the system gives away meanwhile.
     """
-    return nixl_port()
+    return free_port()
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +51,7 @@ def deployment(tmp_path_factory, tiny_model, otlp_port, ray_metrics_port):
         "port": free_port(),
         "grpc": {"port": free_port()},
         "ray_metrics_port": ray_metrics_port,
-        "kv_transfer": {"prefill_port": nixl_port(), "decode_port": nixl_port()},
+        "kv_transfer": side_channels(),
         # These tests pile requests up and let deadlines pass; nobody is to be turned away for that.
         "monitor": {"port": free_port(), "shed": False},
         "tracing": {"endpoint": f"http://127.0.0.1:{otlp_port}", "ratio": 0},
@@ -83,7 +77,5 @@ def deployment(tmp_path_factory, tiny_model, otlp_port, ray_metrics_port):
             },
         ],
     }
-    running = start(tmp_path_factory.mktemp("serve"), config, keys)
-    yield running
-    running.process.terminate()
-    running.process.wait(60)
+    with deployed(tmp_path_factory.mktemp("serve"), config, keys) as running:
+        yield running

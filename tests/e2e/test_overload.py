@@ -2,14 +2,13 @@
 
 import asyncio
 import itertools
-import random
 import sys
 
 import numpy as np
 import psutil
 import pytest
-from ports import free_port
-from serving import start
+from ports import free_port, side_channels
+from serving import deployed
 from waiting import assert_soon, at_rest
 
 from benchmarks.harness.tiny_models import build_tiny
@@ -42,19 +41,14 @@ def overloaded(tmp_path_factory):
         "model": str(build_tiny(directory / "model", "llama", layers=12, hidden=256)),
         "model_name": "tiny",
         "port": free_port(),
-        "kv_transfer": {
-            "prefill_port": random.randrange(24_000, 27_000),
-            "decode_port": random.randrange(28_000, 31_000),
-        },
+        "kv_transfer": side_channels(),
         "monitor": {"port": free_port()},
         "max_model_len": 4096,
         "warmup_tokens": [32, 512, 2048],
         "tiers": {"premium": {"ttft_ms": 2000}, "standard": {"ttft_ms": 4000}},
     }
-    running = start(directory, config)
-    yield running
-    running.process.terminate()
-    running.process.wait(60)
+    with deployed(directory, config) as running:
+        yield running
 
 
 class Clients:

@@ -16,8 +16,8 @@ import urllib.request
 import openai
 import pytest
 from PIL import Image
-from ports import free_port
-from serving import start
+from ports import free_port, side_channels
+from serving import deployed
 from waiting import assert_soon
 
 from benchmarks.harness.tiny_models import build_tiny
@@ -53,11 +53,7 @@ def own(tmp_path_factory):
         "model": str(model),
         "model_name": "tiny",
         "port": free_port(),
-        "kv_transfer": {
-            "prefill_port": random.randrange(24_000, 27_000),
-            "decode_port": random.randrange(28_000, 31_000),
-            "local_below": SHORT,
-        },
+        "kv_transfer": {**side_channels(), "local_below": SHORT},
         "monitor": {"port": free_port()},
         "max_model_len": 1024,
         "warmup_tokens": [32, 512],
@@ -67,10 +63,8 @@ def own(tmp_path_factory):
             {"tenant": "batch", "key": keys["batch"], "highest_tier": "search"},
         ],
     }
-    running = start(tmp_path_factory.mktemp("own-tiers"), config, keys)
-    yield running
-    running.process.terminate()
-    running.process.wait(60)
+    with deployed(tmp_path_factory.mktemp("own-tiers"), config, keys) as running:
+        yield running
 
 
 def ask(deployment, tier=None, service_tier=None, tenant="acme"):

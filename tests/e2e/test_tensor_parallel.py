@@ -1,11 +1,9 @@
 """Prefill has two ranks, decode one: prefills are stopped by a vote, and decode joins what it pulls."""
 
-import random
-
 import pytest
 from overtaking import assert_overtaken
-from ports import free_port
-from serving import start
+from ports import free_port, side_channels
+from serving import deployed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -14,12 +12,11 @@ KEYS = {"acme": "key-of-acme"}
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory, tiny_model):
-    ports = random.randrange(24_000, 31_000)
     config = {
         "model": str(tiny_model),
         "model_name": "tiny",
         "port": free_port(),
-        "kv_transfer": {"prefill_port": ports, "decode_port": ports + 500},
+        "kv_transfer": side_channels(),
         "prefill": {"tensor_parallel_size": 2},
         "monitor": {"port": 0, "shed": False},
         "max_model_len": 4096,
@@ -32,10 +29,8 @@ def two_ranks(tmp_path_factory, tiny_model):
         },
         "api_keys": [{"tenant": "acme", "key": KEYS["acme"]}],
     }
-    running = start(tmp_path_factory.mktemp("two-ranks"), config, KEYS)
-    yield running
-    running.process.terminate()
-    running.process.wait(60)
+    with deployed(tmp_path_factory.mktemp("two-ranks"), config, KEYS) as running:
+        yield running
 
 
 async def test_a_prefill_with_two_ranks_is_overtaken(two_ranks):

@@ -1,6 +1,5 @@
 """A deployment that speaks HTTPS."""
 
-import random
 import ssl
 
 import httpx
@@ -8,9 +7,9 @@ import openai
 import pytest
 import yaml
 from certificates import self_signed
-from ports import free_port
+from ports import free_port, side_channels
 
-from benchmarks.harness.local_server import environment, start_until
+from benchmarks.harness.local_server import end, environment, start_until
 from deployments.config.tls import TLSConfig
 from deployments.local.launcher import get_json
 
@@ -25,10 +24,7 @@ def test_a_client_streams_over_https_and_nobody_is_served_without(tmp_path, tiny
         "model_name": "tiny",
         "port": port,
         "tls": {"certificate": str(made.certificate), "key": str(made.key)},
-        "kv_transfer": {
-            "prefill_port": random.randrange(24_000, 27_000),
-            "decode_port": random.randrange(28_000, 31_000),
-        },
+        "kv_transfer": side_channels(),
         "monitor": {"port": free_port()},
         "max_model_len": 1024,
         "warmup_tokens": [32, 512],
@@ -51,5 +47,4 @@ def test_a_client_streams_over_https_and_nobody_is_served_without(tmp_path, tiny
         with pytest.raises(httpx.HTTPError):
             httpx.get(f"http://127.0.0.1:{port}/health")
     finally:
-        process.terminate()
-        process.wait(60)
+        end(process)

@@ -9,7 +9,8 @@ _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) %
 _PORTS = list(range(31_500 + _WORKER, 32_768, _WORKERS))
 """Below those that the kernel gives to connections, any of which could be taken before somebody listens, and
 none that another process of pytest may choose meanwhile."""
-random.SystemRandom().shuffle(_PORTS)
+_RANDOM = random.SystemRandom()
+_RANDOM.shuffle(_PORTS)
 
 
 def free_port() -> int:
@@ -22,3 +23,13 @@ def free_port() -> int:
             except OSError:
                 continue
         return port
+
+
+def side_channels() -> dict[str, int]:
+    """The first NIXL ports of the tiers, with room for 500 replicas each.
+
+    They are below all other ports of tests, and far from the defaults, so that a deployment of the machine's
+    user is left alone.
+    """
+    first = _RANDOM.randrange(24_000, 30_500)
+    return {"prefill_port": first, "decode_port": first + 500}

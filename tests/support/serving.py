@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import subprocess
 import time
@@ -19,9 +18,9 @@ import openai
 import psutil
 import pytest
 import yaml
-from ports import free_port
+from ports import free_port, side_channels
 
-from benchmarks.harness.local_server import serve_until_ready
+from benchmarks.harness.local_server import end, serve_until_ready
 from benchmarks.harness.tiny_models import build_tiny_llama
 
 METRICS_EVERY_S = 1.0
@@ -103,13 +102,14 @@ class Deployment:
             return response.read().decode()
 
 
-def start(
+@contextmanager
+def deployed(
     directory: Path,
     config: dict,
     keys: dict[str, str] | None = None,
     python_path: tuple[Path, ...] = (),
-) -> Deployment:
-    """Run `slackserve serve` on `config`, its keys in a file, and wait until it is ready.
+) -> Iterator[Deployment]:
+    """`slackserve serve` on `config`, its keys in a file, from when it is ready until the block ends.
 
     `python_path` comes before our packages.
     """
@@ -131,28 +131,28 @@ def start(
         python_path=python_path,
     )
     ports = {name: config.get(name, {}).get("port") for name in ("grpc", "monitor")}
-    return replace(running, grpc_port=ports["grpc"], monitor_port=ports["monitor"])
+    try:
+        yield replace(running, grpc_port=ports["grpc"], monitor_port=ports["monitor"])
+    finally:
+        end(running.process)
 
 
 @contextmanager
 def serving_tiny(directory: Path, key: str, **settings) -> Iterator[Deployment]:
     """A deployment of the tiny model for one tenant, acme, until the test ends; `settings` come on top."""
-    ports = random.randrange(24_000, 31_000)
     config = {
         "model": str(build_tiny_llama(directory / "tiny")),
         "model_name": "tiny",
         "port": free_port(),
-        "kv_transfer": {"prefill_port": ports, "decode_port": ports + 500},
+        "kv_transfer": side_channels(),
         "warmup_tokens": [32, 512],
         "preemption": {"stop_within_ms": 10_000},  # whole prompts, however slow the machine
         "monitor": {"port": 0, "shed": False},
         "api_keys": [{"tenant": "acme", "key": key}],
         **settings,
     }
-    running = start(directory, config, {"acme": key})
-    yield running
-    running.process.terminate()
-    running.process.wait(60)
+    with deployed(directory, config, {"acme": key}) as running:
+        yield running
 
 
 def run_until_ready(

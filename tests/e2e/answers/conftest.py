@@ -1,10 +1,8 @@
 """One application with two models and adapters of both, for all tests of answers and of models apart."""
 
-import random
-
 import pytest
-from ports import free_port
-from serving import start
+from ports import free_port, side_channels
+from serving import deployed
 
 from benchmarks.harness.tiny_models import build_tiny, build_tiny_adapter
 
@@ -55,10 +53,7 @@ def served(tmp_path_factory, places, answers, monitor_port):
             }
         },
         "port": free_port(),
-        "kv_transfer": {
-            "prefill_port": random.randrange(24_000, 26_800),
-            "decode_port": random.randrange(28_000, 30_800),
-        },
+        "kv_transfer": side_channels(),
         "monitor": {"port": monitor_port},
         "admission": {"max_backlog_s": 0.1},
         "warmup_tokens": [32, 512],
@@ -68,7 +63,5 @@ def served(tmp_path_factory, places, answers, monitor_port):
             {"tenant": "metered", "key": KEYS["metered"], "limits": {"max_concurrent": 1}},
         ],
     }
-    running = start(tmp_path_factory.mktemp("serve-two"), config, KEYS)
-    yield running
-    running.process.terminate()
-    running.process.wait(60)
+    with deployed(tmp_path_factory.mktemp("serve-two"), config, KEYS) as running:
+        yield running

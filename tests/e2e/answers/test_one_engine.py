@@ -12,7 +12,7 @@ import pytest
 from ports import free_port
 from waiting import assert_soon
 
-from benchmarks.harness.local_server import environment, start_until
+from benchmarks.harness.local_server import end, environment, start_until
 from deployments.local.launcher import get_json
 
 pytestmark = pytest.mark.e2e
@@ -142,8 +142,7 @@ def stock(tmp_path_factory, places, answers):
     url = f"http://127.0.0.1:{port}"
     process = start_until(lambda: get_json(f"{url}/v1/models") is not None, command, log, env)
     yield openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
-    process.terminate()
-    process.wait(60)
+    end(process)
 
 
 def told(answer):

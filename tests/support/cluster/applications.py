@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
-
 from nodes import ROOT
+from ports import side_channels
 
 from deployments.local.launcher import get_json
 
@@ -21,7 +20,6 @@ HOSTS = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0"}
 
 def arguments(model, *, ingress, prefill, decode, **more):
     """What the application is built from; each part runs on the nodes of its label."""
-    ports = random.randrange(24_000, 31_000)
     return {
         "model": str(model),
         "model_name": "tiny",
@@ -30,7 +28,7 @@ def arguments(model, *, ingress, prefill, decode, **more):
         "node_labels": {TIER: ingress},
         "prefill": {"node_labels": {TIER: prefill}},
         "decode": {"node_labels": {TIER: decode}},
-        "kv_transfer": {"prefill_port": ports, "decode_port": ports + 500},
+        "kv_transfer": side_channels(),
         "monitor": {"port": 0, "shed": False},
         "tiers": TIERS,
         **more,
