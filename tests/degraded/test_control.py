@@ -5,12 +5,10 @@ import os
 import signal
 import time
 
-import httpx
 import pytest
 import ray
 from fleet import actor, family
 from processes import replicas
-from steady_load import WAIT_S
 from waiting import seconds_until
 
 from engine_host.processes import shared_memory_of
@@ -54,11 +52,7 @@ async def test_serves_controller_is_killed(fleet):
 @pytest.mark.nightly
 async def test_the_router_is_stopped_for_a_while(fleet):
     async with (
-        httpx.AsyncClient(
-            base_url=fleet.deployment.url,
-            headers={"authorization": f"Bearer {fleet.deployment.keys['single']}"},
-            timeout=WAIT_S,
-        ) as single,
+        fleet.deployment.http("single") as single,
         fleet.under_load("router stopped for 15 s", counts=False) as fault,
     ):
 

@@ -13,7 +13,7 @@ import pytest
 import ray
 import zmq
 from fleet import actor, tell
-from streams import client, stream
+from streams import stream
 from waiting import seconds_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -26,7 +26,7 @@ PACE_TOKENS = 300
 async def test_a_decode_replica_with_long_streams_drains(fleet):
     """It gets nothing new, and ends when the last stream has."""
     await fleet.until_whole()
-    async with client(fleet.deployment.url, fleet.key) as http:
+    async with fleet.deployment.http(wait_s=120) as http:
         begun = []
         started_s = time.monotonic()
         await asyncio.gather(*[stream(http, PACE_TOKENS, lambda: None) for _ in range(STREAMS)])

@@ -4,7 +4,6 @@ import asyncio
 import json
 import random
 
-import httpx
 import pytest
 from serving import serving_tiny
 from waiting import assert_soon, at_rest
@@ -39,8 +38,7 @@ async def answer(client, tier, max_tokens, prompt=200, **headers):
         "stream": True,
         "ignore_eos": True,
     }
-    headers = {"authorization": f"Bearer {KEY}", "x-slo-tier": tier, **headers}
-    response = await client.post("/v1/completions", json=body, headers=headers)
+    response = await client.post("/v1/completions", json=body, headers={"x-slo-tier": tier, **headers})
     if response.status_code != 200:
         return response.status_code, [], response.json()["error"]
     events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
@@ -49,7 +47,7 @@ async def answer(client, tier, max_tokens, prompt=200, **headers):
 
 
 async def test_who_was_promised_nothing_is_told_when_it_is_dropped(deployment, capsys):
-    async with httpx.AsyncClient(base_url=deployment.url, timeout=300) as client:
+    async with deployment.http(wait_s=300) as client:
         # Short answers first: the long ones are not expected, and too many of them are admitted.
         for _ in range(4):
             await asyncio.gather(*[answer(client, "background", 4, 20) for _ in range(12)])

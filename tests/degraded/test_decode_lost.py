@@ -7,11 +7,10 @@ import asyncio
 import contextlib
 import time
 
-import httpx
 import psutil
 import pytest
 from fleet import tell
-from long_answers import WAIT_S, LongAnswer, ask
+from long_answers import LongAnswer, ask
 from processes import of_kind
 from serving import METRICS_EVERY_S
 from waiting import seconds_until
@@ -20,15 +19,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 CLIENTS = 16
 TOKENS = 300
-
-
-def client(fleet):
-    return httpx.AsyncClient(
-        base_url=fleet.deployment.url,
-        headers={"authorization": f"Bearer {fleet.key}"},
-        timeout=WAIT_S,
-        limits=httpx.Limits(max_connections=None),
-    )
 
 
 async def all_ask(http, answers):
@@ -47,7 +37,7 @@ async def undisturbed(fleet, expected):
     await fleet.until_whole()
     if not expected:
         expected += [LongAnswer() for _ in range(CLIENTS)]
-        async with client(fleet) as http:
+        async with fleet.deployment.http() as http:
             await all_ask(http, expected)
         assert sum(len(one.text) >= TOKENS for one in expected) >= 4
     await fleet.until_at_rest()
@@ -77,7 +67,7 @@ async def lose(fleet, expected, fault, *, begun):
     expected = await undisturbed(fleet, expected)
     before = await settled(fleet)
     answers = [LongAnswer() for _ in range(CLIENTS)]
-    async with client(fleet) as http:
+    async with fleet.deployment.http() as http:
         asking = asyncio.create_task(all_ask(http, answers))
 
         async def have_begun():
@@ -163,7 +153,7 @@ async def test_what_cannot_go_on_ends_at_once_with_an_error(fleet):
     """A grammar's state is not carried."""
     await fleet.until_whole()
     answer = LongAnswer()
-    async with client(fleet) as http:
+    async with fleet.deployment.http() as http:
         grammar = {"structured_outputs": {"regex": "[a-c]{1600}"}, "allowed_token_ids": None}
         asking = asyncio.create_task(ask(http, 0, 1500, answer, **grammar))
 
@@ -192,7 +182,7 @@ async def test_all_prefill_replicas_are_killed(fleet, expected):
     """Decode computes the prompts itself, those that were waited for and new ones, streaming and not."""
     expected = await undisturbed(fleet, expected)
     answers, later = [LongAnswer() for _ in range(CLIENTS)], LongAnswer()
-    async with client(fleet) as http:
+    async with fleet.deployment.http() as http:
         asking = asyncio.create_task(all_ask(http, answers))
 
         async def waited_for():

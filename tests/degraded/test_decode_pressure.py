@@ -4,7 +4,6 @@ import asyncio
 import random
 import time
 
-import openai
 import pytest
 from serving import serving_tiny
 
@@ -68,7 +67,7 @@ async def answer(client, tier, max_tokens, prompt=200):
 
 
 async def test_background_streams_make_way_for_premium_ones(deployment, way, capsys):
-    client = openai.AsyncOpenAI(base_url=f"{deployment.url}/v1", api_key=KEY, max_retries=0, timeout=300)
+    client = deployment.async_client(wait_s=300)
     # Short answers first: the long ones are not expected, and too many of them are admitted.
     for _ in range(4):
         await asyncio.gather(

@@ -10,13 +10,11 @@ import time
 from datetime import datetime
 from itertools import pairwise
 
-import httpx
 import psutil
 import pytest
 import ray
 from fleet import actor, tell
 from processes import of_kind
-from steady_load import WAIT_S
 from waiting import seconds_until
 
 from slo.request import job_of
@@ -163,11 +161,8 @@ async def test_a_prefill_replica_drains(fleet):
 async def test_full_replicas_are_not_taken_for_silent(fleet):
     await fleet.until_whole()
     failures = len(fleet.replacements())
-    async with httpx.AsyncClient(
-        base_url=fleet.deployment.url,
-        headers={"authorization": f"Bearer {fleet.key}", "x-slo-tier": "premium"},
-        timeout=WAIT_S,
-    ) as client:
+    async with fleet.deployment.http() as client:
+        client.headers["x-slo-tier"] = "premium"
 
         async def ask(number):
             prompt = random.Random(number).choices(range(200), k=3900)

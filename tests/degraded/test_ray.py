@@ -7,7 +7,7 @@ import psutil
 import pytest
 import ray
 from fleet import tell
-from streams import WHOLE, begun_streams, client, stream
+from streams import WHOLE, begun_streams, stream
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nightly]
 
@@ -17,7 +17,7 @@ TOKENS = 400
 async def test_rays_gcs_is_killed(fleet):
     """Streams that run go on, and others begin: no call between replicas passes through it."""
     await fleet.until_whole()
-    async with client(fleet.deployment.url, fleet.key) as http:
+    async with fleet.deployment.http(wait_s=120) as http:
         calls = await begun_streams(http, 4, TOKENS)
         server = fleet.deployment.process.pid
         (gcs,) = [

@@ -4,7 +4,6 @@ import asyncio
 import random
 import time
 
-import openai
 import pytest
 from waiting import assert_soon, at_rest, until_queued
 
@@ -13,9 +12,7 @@ pytestmark = pytest.mark.e2e
 
 async def test_a_late_urgent_request_overtakes_queued_ones(deployment):
     assert_soon(lambda: at_rest(deployment), 10)
-    client = openai.AsyncOpenAI(
-        base_url=f"{deployment.url}/v1", api_key=deployment.keys["acme"], max_retries=0, timeout=60
-    )
+    client = deployment.async_client()
     first_token_s = {}
 
     async def ask(name, tier, tokens):

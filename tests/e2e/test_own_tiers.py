@@ -7,10 +7,7 @@ grammars.
 import base64
 import io
 import json
-import os
 import random
-import subprocess
-import sys
 import urllib.request
 
 import openai
@@ -81,13 +78,6 @@ def ask(deployment, tier=None, service_tier=None, tenant="acme"):
     return answer.headers
 
 
-def top(served, *arguments):
-    command = [sys.executable, "-m", "deployments.cli", "top", *arguments]
-    environment = os.environ | {"RAY_ADDRESS": served.ray_address(), "RAY_AUTH_MODE": "token"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment)
-    return done.stdout
-
-
 def scraped(port):
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         return answer.read().decode()
@@ -134,7 +124,7 @@ def test_a_tenant_is_served_up_to_its_highest_tier(served):
 
 def test_metrics_monitor_and_top_show_these_tiers_and_no_others(served):
     def shown():
-        return json.loads(top(served, "--json"))
+        return json.loads(served.top("--json").stdout)
 
     for tier in TIERS:
         assert_soon(lambda tier=tier: served.metric("slackserve_requests_total", tier=tier) >= 1, 30)
@@ -152,7 +142,7 @@ def test_metrics_monitor_and_top_show_these_tiers_and_no_others(served):
     assert "premium" not in text
     rows = [
         line.split()[0]
-        for line in top(served, "--once").splitlines()
+        for line in served.top("--once").stdout.splitlines()
         if "%" in line and line.split()[0] in TIERS
     ]
     assert rows[-4:] == list(TIERS)

@@ -62,9 +62,7 @@ async def suspend_a_prefill(client, deployment):
 async def test_an_engine_that_is_killed_while_a_prefill_is_suspended(deployment):
     if deployment.log is None:
         pytest.skip("needs the log of a deployment of its own")
-    client = httpx.AsyncClient(
-        base_url=deployment.url, headers={"authorization": "Bearer key-of-acme"}, timeout=60
-    )
+    client = deployment.http()
     processes = processes_of("Prefill")
     lost = {one["replica"] for one in deployment.fleet()["prefill"]}
     calls = await suspend_a_prefill(client, deployment)
@@ -98,9 +96,7 @@ async def test_an_engine_that_is_killed_while_a_prefill_is_suspended(deployment)
 async def test_requests_wait_for_the_only_ingress_that_was_killed(deployment):
     if deployment.process is None:
         pytest.skip("kills a process of a deployment of its own")
-    async with httpx.AsyncClient(
-        base_url=deployment.url, headers={"authorization": "Bearer key-of-acme"}, timeout=60
-    ) as client:
+    async with deployment.http() as client:
         assert (await ask(client, 64))[0] == 200
         started = lambda: "Ready after" in deployment.log.read_text()  # noqa: E731
         # Before that the command takes a replica that fails for one that cannot start.

@@ -14,15 +14,11 @@ STREAMS = 10
 
 
 async def test_concurrent_streams_of_mixed_tiers(deployment):
-    import openai
-
     def counted(outcome):
         return deployment.metric("slackserve_requests_total", outcome=outcome)
 
     assert_soon(lambda: at_rest(deployment), 10)
-    client = openai.AsyncOpenAI(
-        base_url=f"{deployment.url}/v1", api_key=deployment.keys["acme"], max_retries=0, timeout=60
-    )
+    client = deployment.async_client()
     before = {outcome: counted(outcome) for outcome in ("finished", "failed")}
     end_s = time.monotonic() + SECONDS
     rng = random.Random(11)

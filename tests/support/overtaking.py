@@ -7,7 +7,6 @@ import random
 import re
 import time
 
-import httpx
 from streams import lines
 from waiting import assert_soon, at_rest
 
@@ -24,9 +23,7 @@ class Caller:
     """Sends completions and notes when the first chunk came."""
 
     def __init__(self, deployment):
-        self._http = httpx.AsyncClient(
-            base_url=deployment.url, headers={"authorization": "Bearer key-of-acme"}, timeout=60
-        )
+        self._http = deployment.http()
 
     async def complete(self, prompt, salt=None, **headers):
         """(text, TTFT in seconds, when the first chunk came); nothing is shared with another salt."""

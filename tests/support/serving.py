@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import httpx
 import openai
 import psutil
 import pytest
+import streams
 import yaml
 from ports import free_port, side_channels
 
@@ -49,8 +51,30 @@ class Deployment:
         return grpc.insecure_channel(f"127.0.0.1:{self.grpc_port}")
 
     def client(self, tenant: str | None = "acme", **options) -> openai.OpenAI:
-        key = self.keys.get(tenant, "none")
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60, **options)
+        return openai.OpenAI(**self._openai(tenant), **options)
+
+    def async_client(self, tenant: str | None = "acme", wait_s: float = 60) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(**self._openai(tenant) | {"timeout": wait_s})
+
+    def http(self, tenant: str | None = "acme", wait_s: float = 60) -> httpx.AsyncClient:
+        """For what clients of the API neither send nor show."""
+        return streams.client(self.url, self._key(tenant), wait_s)
+
+    def _openai(self, tenant: str | None) -> dict:
+        return {"base_url": f"{self.url}/v1", "api_key": self._key(tenant), "max_retries": 0, "timeout": 60}
+
+    def _key(self, tenant: str | None) -> str:
+        return self.keys.get(tenant, "none")
+
+    def top(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """`slackserve top` of it; of the one that it finds where another process has started it."""
+        command = [sys.executable, "-m", "deployments.cli", "top", *arguments]
+        environment = dict(os.environ)
+        if self.process is not None:
+            environment |= {"RAY_ADDRESS": self.ray_address(), "RAY_AUTH_MODE": "token"}
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=120, check=check, env=environment
+        )
 
     def fleet(self) -> dict:
         """As the router sees it; a machine whose cores others have may keep it from answering in time."""

@@ -2,11 +2,8 @@
 
 import asyncio
 import json
-import os
 import random
 import re
-import subprocess
-import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -90,16 +87,11 @@ def test_each_has_replicas_of_its_own(served):
     assert len(replicas) == 2
 
 
-def top(served, *arguments):
-    command = [sys.executable, "-m", "deployments.cli", "top", *arguments]
-    environment = os.environ | {"RAY_ADDRESS": served.ray_address(), "RAY_AUTH_MODE": "token"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
-
-
 def test_top_shows_the_one_that_is_asked_for(served):
     with ThreadPoolExecutor(3) as commands:
         asked = [
-            commands.submit(top, served, "--json", "--model", name) for name in ("tiny", "small", "large")
+            commands.submit(served.top, "--json", "--model", name, check=False)
+            for name in ("tiny", "small", "large")
         ]
     *shown, refused = [each.result() for each in asked]
     assert [json.loads(one.stdout)["model"] for one in shown] == ["tiny", "small"]
@@ -108,9 +100,7 @@ def test_top_shows_the_one_that_is_asked_for(served):
 
 
 async def test_a_tenants_limit_is_one_for_all_models(served):
-    async with httpx.AsyncClient(
-        base_url=served.url, headers={"authorization": f"Bearer {served.keys['metered']}"}, timeout=60
-    ) as client:
+    async with served.http("metered") as client:
 
         async def status(model, tokens):
             body = {"model": model, "prompt": [7] * 50, "max_tokens": tokens, "ignore_eos": True}
@@ -134,12 +124,7 @@ def judged(port, model, met):
 async def test_the_overload_of_one_is_not_the_others(served, monitor_port):
     before = {name: judged(monitor_port, name, "no") for name in ("tiny", "small")}
     rejected = served.metric("slackserve_rejections_total", model="tiny")
-    async with httpx.AsyncClient(
-        base_url=served.url,
-        headers={"authorization": f"Bearer {served.keys['acme']}"},
-        limits=httpx.Limits(max_connections=None),
-        timeout=120,
-    ) as client:
+    async with served.http(wait_s=120) as client:
 
         async def status(model, tokens, **headers):
             prompt = random.choices(range(200), k=tokens)

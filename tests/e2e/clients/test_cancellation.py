@@ -4,7 +4,6 @@ import asyncio
 import json
 import random
 
-import httpx
 import pytest
 from waiting import assert_soon, at_rest, until_queued
 
@@ -24,11 +23,8 @@ def body(tokens, max_tokens, stream=True):
 
 class Client:
     def __init__(self, deployment):
-        self.http = httpx.AsyncClient(
-            base_url=deployment.url,
-            timeout=60,
-            headers={"authorization": f"Bearer {deployment.keys['acme']}", "x-slo-tier": "background"},
-        )
+        self.http = deployment.http()
+        self.http.headers["x-slo-tier"] = "background"
 
     async def send(self, request):
         """Read the whole answer; how many tokens it had."""

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 from dashboards import filled
 from prometheus import needs_prometheus, scraping
@@ -49,25 +48,21 @@ SILENT = {
 
 @pytest.fixture
 def prometheus(deployment, tmp_path):
-    ports = [deployment.metrics_port(), deployment.monitor_port or shown_by_top()["monitor"]["metrics_port"]]
+    monitor_port = (
+        deployment.monitor_port or json.loads(deployment.top("--json").stdout)["monitor"]["metrics_port"]
+    )
+    ports = [deployment.metrics_port(), monitor_port]
     rules = [RULES / "recording.yaml", RULES / "alerts.yaml"]
     with scraping(tmp_path, ports, rules) as running:
         assert_soon(lambda: len(running.query("up == 1")) == 2, 60, "Prometheus does not scrape both")
         yield running
 
 
-def shown_by_top():
-    command = [sys.executable, "-m", "deployments.cli", "top", "--json"]
-    return json.loads(subprocess.run(command, capture_output=True, timeout=120, check=True).stdout)
-
-
 class Clients:
     """Ask for completions in several ways."""
 
     def __init__(self, deployment):
-        self._http = httpx.AsyncClient(
-            base_url=deployment.url, headers={"authorization": "Bearer key-of-acme"}, timeout=60
-        )
+        self._http = deployment.http()
 
     async def ask(self, prompt, tier, ttft_ms=None, **fields):
         """Status of the answer."""

@@ -14,7 +14,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import openai
 import psutil
 import pytest
 from waiting import assert_soon, at_rest
@@ -25,6 +24,7 @@ pytestmark = pytest.mark.e2e
 
 
 def top(*arguments):
+    """Without an address: it finds the Ray by itself."""
     command = [sys.executable, "-m", "deployments.cli", "top", *arguments]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert run.returncode == 0, run.stderr
@@ -35,9 +35,7 @@ def top(*arguments):
 async def long_prompts(deployment):
     """Keeps the prefill replica busy with prompts of 4,000 tokens, several at a time."""
     assert_soon(lambda: at_rest(deployment), 10)
-    client = openai.AsyncOpenAI(
-        base_url=f"{deployment.url}/v1", api_key=deployment.keys["acme"], max_retries=0, timeout=120
-    )
+    client = deployment.async_client(wait_s=120)
     enough = asyncio.Event()
 
     async def ask_again_and_again(number):

@@ -6,7 +6,6 @@ import random
 import secrets
 import time
 
-import httpx
 import pytest
 from waiting import assert_soon, at_rest
 
@@ -34,9 +33,7 @@ class Caller:
     """Sends requests that bring a sampled trace."""
 
     def __init__(self, deployment):
-        self._http = httpx.AsyncClient(
-            base_url=deployment.url, headers={"authorization": "Bearer key-of-acme"}, timeout=60
-        )
+        self._http = deployment.http()
 
     async def ask(self, tokens, tier, flags="01", ttft_ms=None, path="completions", **fields):
         """(Id of the trace, id of the client's span, seconds)."""

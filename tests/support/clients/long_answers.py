@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 import httpx
 from streams import lines
 
-WAIT_S = 60.0
-"""No client waits for longer."""
 ASCII = list(range(94))
 """Tokens of the tiny models that are characters by themselves."""
 
