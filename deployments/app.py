@@ -17,13 +17,13 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.config import ConfigError
 from deployments.config.settings import SlackServeConfig
+from deployments.engines.cpu_plan import CorePlan, Workers, plan_cores
 from deployments.grpc.methods import InferenceIngress
 from deployments.http.ingress import IngressConfig
 from deployments.http.key_watch import KeyWatch
 from deployments.http.model_config import ModelConfig
 from deployments.http.routes import make_ingress
 from deployments.http.served_model import WaysConfig
-from deployments.local.cpu_plan import CorePlan, Workers, plan_cores
 from deployments.local.machine import SMALL_CPUS
 from deployments.models.card import card_of
 from deployments.models.embedded import ModelStoreError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from deployments.app import found_models
 from deployments.calibrate.profile import load_profile
 from deployments.config import ConfigError
-from deployments.engine_kwargs import check_engine_kwargs
+from deployments.engines.arguments import check_engine_kwargs
 from deployments.local.checks import CHECKS_OF_THIS_MACHINE, check_ports
 from deployments.models.adapters import find_adapters
 from deployments.models.embedded import ModelStoreError

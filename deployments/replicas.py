@@ -20,13 +20,13 @@ from decode_node.server import DecodeNodeConfig, DecodeServer
 from deployments.autoscaling import TierAutoscaler
 from deployments.config.replicas import PoolConfig
 from deployments.config.settings import SlackServeConfig
-from deployments.engine_kwargs import engine_kwargs, stock_prefill
-from deployments.local.cpu_plan import CorePlan
-from deployments.local.engine_start import cpu_environment
+from deployments.engines.arguments import engine_kwargs, stock_prefill
+from deployments.engines.cpu_plan import CorePlan
+from deployments.engines.environment import cpu_environment
+from deployments.engines.parser_files import ConfigWithParsers
 from deployments.models.digest import model_digest
 from deployments.models.found import FoundModel
 from deployments.names import DECODE_PREFIX, PREFILL_PREFIX
-from deployments.parser_files import ConfigWithParsers
 from engine_host.shared_gpu import GPU_PER_WORKER
 from kv_transfer.connector import KVRole
 from kv_transfer.side_channel import PORT_BASE
@@ -154,7 +154,7 @@ def llm_config(model: FoundModel, role: KVRole) -> LLMConfig:
         | model.sampling
         | model.adapters,
         runtime_env={"env_vars": _environment(model, pool)},
-        callback_config={"callback_class": "deployments.local.engine_start.EngineLoadsModel"},
+        callback_config={"callback_class": "deployments.engines.environment.EngineLoadsModel"},
         experimental_configs={
             "stream_batching_interval_ms": 0,
             PORT_BASE: config.kv_transfer.prefill_port if is_prefill else config.kv_transfer.decode_port,

@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks.harness.ray_application import until_stopped
 from deployments.cli import QUIET_ENVIRONMENT, SERVE_ENVIRONMENT
-from deployments.local.cpu_plan import Workers, plan_cores
-from deployments.local.engine_start import cpu_environment
+from deployments.engines.cpu_plan import Workers, plan_cores
+from deployments.engines.environment import cpu_environment
 from deployments.models.store import ModelStore
 from kv_transfer.connector import NixlConnector
 
@@ -66,7 +66,7 @@ def llm_config(role: str, cores: str, pool: int, arguments: argparse.Namespace) 
             }
         },
         # Only spares the start a process that would find the model where it is.
-        "callback_config": {"callback_class": "deployments.local.engine_start.EngineLoadsModel"},
+        "callback_config": {"callback_class": "deployments.engines.environment.EngineLoadsModel"},
         "experimental_configs": {
             "stream_batching_interval_ms": arguments.batching_ms,
             "NIXL_SIDE_CHANNEL_PORT_BASE": (PREFILL_NIXL_PORT if is_prefill else DECODE_NIXL_PORT)

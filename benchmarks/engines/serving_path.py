@@ -32,7 +32,7 @@ from benchmarks.harness.offline_engine import async_engine
 from benchmarks.harness.otlp import Received, Receiver, receiving
 from benchmarks.harness.tiny_models import build_tiny_llama
 from benchmarks.report import commit, print_rows, quantiles, write
-from deployments.local.cpu_plan import Workers, plan_cores
+from deployments.engines.cpu_plan import Workers, plan_cores
 from deployments.models.store import ModelStore
 from simulator.workload.arrivals import Arrival
 from slo.tiers import STANDARD

@@ -166,7 +166,7 @@ def _prepare(cores: str | None, *, is_gpu: bool, as_shipped: bool = False) -> No
     """Set what vLLM reads from the environment; which cores it takes is left as this process has it."""
     os.environ |= _ENVIRONMENT
     if not is_gpu:
-        from deployments.local.engine_start import cpu_environment
+        from deployments.engines.environment import cpu_environment
 
         os.environ |= cpu_environment(kv_cache_gib=1)
         if as_shipped:

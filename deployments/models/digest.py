@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from deployments.config.settings import SlackServeConfig
-from deployments.engine_kwargs import alike_in_both, of_the_model
+from deployments.engines.arguments import alike_in_both, of_the_model
 from deployments.models.fit import degrees_apart
 from deployments.models.text_model import text_model
 from slo.model_digest import ModelDigest

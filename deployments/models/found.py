@@ -6,7 +6,7 @@ from typing import Any, Self
 from deployments.calibrate.profile import profile_of
 from deployments.config import ConfigError
 from deployments.config.settings import SlackServeConfig
-from deployments.engine_kwargs import check_engine_kwargs, of_sampling, of_the_model
+from deployments.engines.arguments import check_engine_kwargs, of_sampling, of_the_model
 from deployments.models.adapters import adapter_kwargs
 from deployments.models.fit import check_fits
 from deployments.models.store import ModelStore, ResolvedModel

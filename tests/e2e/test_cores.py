@@ -6,7 +6,7 @@ import time
 import pytest
 from processes import of_kind, processes_of
 
-from deployments.local.engine_start import allocator_environment
+from deployments.engines.environment import allocator_environment
 
 pytestmark = pytest.mark.e2e
 

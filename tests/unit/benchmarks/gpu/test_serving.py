@@ -5,7 +5,7 @@ import pytest
 from benchmarks.gpu import engine, serving
 from benchmarks.gpu.serving import FULL, MODES, settings
 from deployments.config.settings import SlackServeConfig
-from deployments.engine_kwargs import check_engine_kwargs
+from deployments.engines.arguments import check_engine_kwargs
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -82,7 +82,7 @@ def test_where_prefill_is_never_stopped_it_runs_as_vllm_does(options, tiny, valu
 
 @pytest.mark.slow
 def test_prefill_that_turns_out_to_be_refused_knows_how_vllm_would_run(tiny):
-    from deployments.engine_kwargs import stock_prefill
+    from deployments.engines.arguments import stock_prefill
 
     for accelerator, is_eager in (("cuda", False), ("cpu", True)):
         config = parse({"model": tiny, "accelerator": accelerator})

@@ -11,7 +11,7 @@ import pytest
 import deployments
 from deployments.config import ConfigError
 from deployments.config.settings import load, parse
-from deployments.engine_kwargs import check_engine_kwargs
+from deployments.engines.arguments import check_engine_kwargs
 from deployments.local.launcher import LocalDeployment
 from deployments.local.machine import (
     advice,

@@ -12,10 +12,10 @@ from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 
 from benchmarks.harness.tiny_models import build_tiny_llama
-from deployments import engine_values
 from deployments.config import ConfigError
 from deployments.config.settings import parse
-from deployments.engine_values import refusal
+from deployments.engines import values
+from deployments.engines.values import refusal
 
 pytestmark = pytest.mark.slow
 
@@ -102,13 +102,13 @@ def test_a_value_that_vllm_takes_is_not_refused(given):
 def test_what_a_plugin_registers_is_known(monkeypatch):
     monkeypatch.setattr(ToolParserManager, "lazy_parsers", dict(ToolParserManager.lazy_parsers))
     methods = [*QUANTIZATION_METHODS]
-    monkeypatch.setattr(engine_values, "QUANTIZATION_METHODS", methods)
+    monkeypatch.setattr(values, "QUANTIZATION_METHODS", methods)
 
     def plugin():
         ToolParserManager.register_lazy_module("mine", "my.parsers", "MyParser")
         methods.append("mine")
 
-    monkeypatch.setattr(engine_values, "load_general_plugins", plugin)
+    monkeypatch.setattr(values, "load_general_plugins", plugin)
     assert refusal({"tool_call_parser": "mine", "quantization": "mine"} | AUTO) is None
 
 

@@ -19,8 +19,8 @@ from decode_node.grammars.child import CHECKED
 from deployments.config import ConfigError
 from deployments.config.replicas import PoolConfig
 from deployments.config.settings import SlackServeConfig
-from deployments.engine_values import refusal
-from deployments.speculation import refuse_unlike_drafters
+from deployments.engines.speculation import refuse_unlike_drafters
+from deployments.engines.values import refusal
 from kv_transfer.connector import KVRole, kv_transfer_config
 from prefill_node import engine_setup
 from slo.preemption.types import PreemptionMode

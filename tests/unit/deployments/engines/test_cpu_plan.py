@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.local.cpu_plan import CorePlan, Workers, plan_cores
+from deployments.engines.cpu_plan import CorePlan, Workers, plan_cores
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-from deployments.parser_files import load_parsers, parser_files
+from deployments.engines.parser_files import load_parsers, parser_files
 from slo.files.strict_yaml import nearest
 
 _CONFIGS: Final = (

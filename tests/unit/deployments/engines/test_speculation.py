@@ -8,7 +8,7 @@ from vllm.config.speculative import MTPModelTypes, SpeculativeConfig, Speculativ
 
 from deployments.config import ConfigError
 from deployments.config.settings import parse
-from deployments.engine_kwargs import check_engine_kwargs
+from deployments.engines.arguments import check_engine_kwargs
 
 METHODS = get_args(SpeculativeMethod)
 

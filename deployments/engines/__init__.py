@@ -1,0 +1,1 @@
+"""What the engines of both tiers are started with: arguments, environment and cores."""
