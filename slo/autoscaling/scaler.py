@@ -1,8 +1,9 @@
 """When a tier of replicas grows and shrinks.
 
-Pure: reads no clock. It grows as soon as the replicas are all but busy, to what leaves them room. It shrinks
-to the most that were needed at any time within the last minutes, on the average of as long as a replica takes
-to start, so that it follows neither waves nor noise. It does not shrink while replicas start or are replaced.
+Pure: reads no clock. It grows at once where many more are needed than there are, and by one where more have
+been needed for minutes, on the average. It shrinks to the most that were needed at any time within the last
+minutes, on the average of as long as a replica takes to start, so that it follows neither waves nor noise. It
+does not shrink while replicas start or are replaced.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ PREFILL_BUSY: Final = 1.0
 DECODE_BUSY: Final = 0.8
 """Of decode, where all streams bear it when it is full."""
 _FULL: Final = 9 / 8
-"""Replicas are too few where more than so many times as many are needed."""
+"""Replicas are too few now where more than so many times as many are needed."""
 _GIVEN_UP: Final = 10
 """A replica that is not there after so many times as long as one takes to start is not waited for."""
 
@@ -83,7 +84,8 @@ class Scaler:
         self._sizes_since_s = -math.inf
         self._first_s: float | None = None
         self._sufficed: deque[tuple[float, int]] = deque()
-        self._lately: deque[tuple[float, float]] = deque()
+        self._steady: deque[tuple[float, float]] = deque()
+        """(when, replicas that would have been busy all the time), of the last minutes."""
 
     def decide(self, need: Callable[[float], Need] | None, running: int, target: int, now_s: float) -> Scaled:
         """How many replicas there shall be from now on.
@@ -98,7 +100,7 @@ class Scaler:
         missing_s = self._missing_s(running, target, now_s)
         is_overdue = running < target and now_s - self._sizes_since_s >= 2 * rules.start_s
         if need is None:
-            self._lately.clear()
+            self._steady.clear()
             self._sufficed.clear()  # whoever shrinks has seen all of the last minutes
             self._first_s = None
             return Scaled(self._bounded(target), ScaleReason.UNKNOWN, is_overdue)
@@ -108,6 +110,9 @@ class Scaler:
         wanted = max(usual, found.at_least)
         enough = self._bounded(math.ceil(wanted) if wanted > _FULL * target else 0)
         reason = found.usual if usual >= found.at_least else found.reason
+        self._see(found.steady, now_s)
+        if enough <= target and self._has_watched(now_s) and self._mean(rules.keep_s) > rules.busy * target:
+            enough, reason = self._bounded(target + 1), found.usual
         if found.wants_more and running >= target and enough <= target:
             enough, reason = self._bounded(target + 1), ScaleReason.AT_RISK
         most = self._most(found, enough, target, now_s)
@@ -140,11 +145,7 @@ class Scaler:
     def _most(self, found: Need, enough: int, target: int, now_s: float) -> int:
         """The most replicas that were needed within the time that they are kept."""
         rules = self.rules
-        self._first_s = now_s if self._first_s is None else self._first_s
-        self._lately.append((now_s, found.steady))
-        while self._lately[0][0] < now_s - rules.start_s:
-            self._lately.popleft()
-        mean = math.fsum(steady for _, steady in self._lately) / len(self._lately)
+        mean = self._mean(rules.start_s)
         suffices = math.ceil(max(mean / rules.busy, mean + found.at_least - found.steady))
         if found.wants_more:
             suffices = max(suffices, target)
@@ -155,7 +156,23 @@ class Scaler:
         self._sufficed.append((now_s, suffices))
         while self._sufficed[0][0] < now_s - rules.keep_s:
             self._sufficed.popleft()
-        return self._sufficed[0][1] if now_s - self._first_s >= rules.keep_s else target
+        return self._sufficed[0][1] if self._has_watched(now_s) else target
+
+    def _see(self, steady: float, now_s: float) -> None:
+        self._first_s = now_s if self._first_s is None else self._first_s
+        self._steady.append((now_s, steady))
+        while self._steady[0][0] < now_s - max(self.rules.start_s, self.rules.keep_s):
+            self._steady.popleft()
+
+    def _has_watched(self, now_s: float) -> bool:
+        """Whether it has known what is needed for as long as replicas are kept."""
+        return self._first_s is not None and now_s - self._first_s >= self.rules.keep_s
+
+    def _mean(self, over_s: float) -> float:
+        """How many replicas would have been busy, on the average of so long."""
+        since_s = self._steady[-1][0] - over_s
+        lately = [steady for at_s, steady in self._steady if at_s >= since_s]
+        return math.fsum(lately) / len(lately)
 
     def _bounded(self, replicas: int) -> int:
         fewest, most = self.bounds

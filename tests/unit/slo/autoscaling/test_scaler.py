@@ -56,6 +56,23 @@ def test_what_waits_and_will_wait_until_a_replica_is_up_makes_it_grow_further():
     assert Tier(1).see(work=3.0).target == 5  # 3, and 2 for what waits after 60 s
 
 
+def test_a_little_too_much_for_minutes_makes_it_grow_by_one():
+    rules = ScalingRules(1, 8, start_s=60.0, keep_s=300.0, busy=1.0)
+    tier = Tier(4, rules)
+    assert tier.see(work=4.2, for_s=300).target == 4
+    scaled = tier.see(work=4.2)
+    assert (scaled.target, scaled.reason) == (5, ScaleReason.DEMAND)
+    assert tier.see(work=4.2, for_s=3000).target == 5
+
+
+def test_a_wave_that_others_make_up_for_does_not():
+    tier = Tier(4, ScalingRules(1, 8, start_s=60.0, keep_s=300.0, busy=1.0))
+    for _ in range(20):
+        tier.see(work=4.2, for_s=60)
+        tier.see(work=3.6, for_s=60)
+    assert tier.target == 4
+
+
 def test_a_short_queue_is_no_reason_to_grow():
     assert Tier(1).see(work=0.89, backlog_s=10.0, for_s=60).target == 1  # 1.06 until that is worked off
     assert Tier(1).see(work=0.89, backlog_s=16.0).reason is ScaleReason.BACKLOG
