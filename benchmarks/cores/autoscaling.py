@@ -51,7 +51,7 @@ from slo.predict.handoff import INSTANT_LINK
 PRESET: Final = PRESETS["flowprefill-70b"]
 RAY_SETTINGS: Final = tuple(
     (target, *delays_s)
-    for target, delays_s in product((1.0, 2.0, 3.0, 4.0, 6.0, 8.0), ((5.0, 120.0), (30.0, 600.0)))
+    for target, delays_s in product((1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0), ((5.0, 120.0), (30.0, 600.0)))
 )
 Make = Callable[[], Callable[[PrefillTierSeen, float], int]]
 

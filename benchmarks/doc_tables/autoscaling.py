@@ -107,5 +107,6 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "autoscaling-constant": lambda: settled_sizes("autoscaling", "Fewest with 95% in time"),
     "decode-autoscaling": lambda: sizers("decode_autoscaling", below_target=True),
     "decode-autoscaling-constant": lambda: settled_sizes("decode_autoscaling", "Capacity plan"),
+    "autoscaling-streams": lambda: sizers_on_streams("autoscaling"),
     "decode-autoscaling-streams": lambda: sizers_on_streams("decode_autoscaling"),
 }
