@@ -58,8 +58,14 @@ def check_packages(config: SlackServeConfig, version: Callable[[str], str] = met
         version: The version of a package that is installed; `metadata.PackageNotFoundError` if it is not.
 
     Raises:
-        ConfigError: It is the one for something else, as vLLM itself tells them apart.
+        ConfigError: It is the one for something else, as vLLM itself tells them apart, or the environment has
+            it run on CPUs.
     """
+    if os.environ.get(_TARGET, "").lower() == "cpu":
+        if config.accelerator == "cuda":
+            msg = f"accelerator: cuda, but {_TARGET}=cpu in the environment has vLLM run on CPUs: unset it"
+            raise ConfigError(msg)
+        return
     try:
         installed = version("vllm")
     except metadata.PackageNotFoundError:
@@ -71,7 +77,7 @@ def check_packages(config: SlackServeConfig, version: Callable[[str], str] = met
             "install the extra `cuda` into an environment of its own (docs/deploying.md)"
         )
         raise ConfigError(msg)
-    if config.accelerator == "cpu" and not is_for_cpus and os.environ.get(_TARGET, "").lower() != "cpu":
+    if config.accelerator == "cpu" and not is_for_cpus:
         msg = (
             "accelerator: cpu, the default, but the packages installed here are for GPUs: set "
             "accelerator: cuda, or use the environment that `make` sets up (docs/deploying.md)"

@@ -127,6 +127,8 @@ def test_a_machine_without_gpus_and_one_whose_kind_is_unknown():
         ("cpu", {"vllm": "0.29.0"}, None, "cpu, .*but the packages .* are for GPUs: set accelerator: cuda"),
         ("cpu", {"vllm": "0.29.0+cu130"}, "cuda", "cpu, .*but the packages .* are for GPUs"),
         ("cpu", {"vllm": "0.29.0"}, "CPU", None),
+        ("cuda", {"vllm": "0.29.0"}, "CPU", "cuda, but VLLM_TARGET_DEVICE=cpu .*: unset it"),
+        ("cuda", {"vllm": "0.29.0"}, "cuda", None),
     ],
 )
 def test_packages_are_those_for_what_engines_run_on(monkeypatch, accelerator, installed, target, refusal):
