@@ -132,9 +132,10 @@ def _remedy(pools: Sequence[PoolConfig], found: float) -> str:
         return "look whether the driver sees any (`nvidia-smi`), and what CUDA_VISIBLE_DEVICES says"
     if any(pool.tensor_parallel_size > 1 for pool in pools):  # whose workers cannot share one
         return "ask for fewer replicas, or a smaller tensor_parallel_size"
-    return (
-        "ask for fewer replicas, or let workers share a GPU, such as with gpus_per_worker: 0.5 in both tiers"
-    )
+    if any(pool.gpus_per_worker == 1 for pool in pools):
+        share = "such as with gpus_per_worker: 0.5 in both tiers"
+        return f"ask for fewer replicas, or let workers share a GPU, {share}"
+    return "ask for fewer replicas or models, or a smaller gpus_per_worker"
 
 
 def check_memory(config: SlackServeConfig, bytes_here: int | None = None) -> None:

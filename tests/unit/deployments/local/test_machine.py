@@ -66,6 +66,14 @@ TWO_GPUS = {"CPU": 8.0, "GPU": 2.0, "accelerator_type:A100": 1.0}
             None,
         ),
         (
+            {
+                "prefill": {"gpus_per_worker": 0.5},
+                "decode": {"replicas": 2, "gpus_per_worker": 0.5},
+                "models": {"b": {"model": "b"}},
+            },
+            "need 3 GPUs .*; ask for fewer replicas or models, or a smaller gpus_per_worker$",
+        ),
+        (
             {"prefill": {"replicas": 3, "gpus_per_worker": 0.4}, "decode": {"gpus_per_worker": 0.8}},
             r"accelerator: what the workers take of a GPU, 0.8, 0.4, 0.4, 0.4, does not fit on 2 GPUs",
         ),
