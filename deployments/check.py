@@ -16,8 +16,9 @@ from deployments.calibrate.profile import load_profile
 from deployments.config import ConfigError
 from deployments.engines.arguments import check_engine_kwargs
 from deployments.local.checks import CHECKS_OF_THIS_MACHINE, check_ports
+from deployments.local.machine import check_packages
 from deployments.models.adapters import find_adapters
-from deployments.models.embedded import ModelStoreError
+from deployments.models.embedded import EmbeddedModelMissingError, ModelStoreError
 from deployments.models.fit import check_ahead
 from deployments.models.found import FoundModel
 from deployments.ray_names import check_ray_names
@@ -72,7 +73,11 @@ def _of_one(config: SlackServeConfig) -> Iterator[Check]:
 
 
 def _replicas(config: SlackServeConfig) -> None:
-    model = FoundModel.of(config)
+    try:
+        model = FoundModel.of(config)
+    except EmbeddedModelMissingError:
+        check_packages(config)  # those for GPUs lack it: other packages are what is needed then
+        raise
     for role in KVRole:
         llm_config(model, role)
 

@@ -38,7 +38,7 @@ from deployments.config import ConfigError
 from deployments.config.replicas import MAX_LEAVE_S
 from deployments.config.settings import SlackServeConfig, load, parse
 from deployments.local.ending import StopRequested, end_process
-from deployments.local.machine import advice
+from deployments.local.machine import advice, check_packages
 from deployments.local.request_log import SESSION_LOGS, events_of, print_timeline
 from deployments.models.conversion import ProgressCallback
 from deployments.models.embedded import ModelStoreError
@@ -123,6 +123,7 @@ def serve(
 ) -> None:
     """Serve a model on this machine until Ctrl-C, SIGTERM, or the end of its terminal."""
     settings = _settings(config, {"model": model, "host": host, "port": port})
+    check_packages(settings)  # first: those for GPUs lack the embedded model, and must not be given it
     with preparation_progress(_console) as progress:
         models = {
             section: ModelStore().resolve(each.model, progress)

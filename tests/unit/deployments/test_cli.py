@@ -20,7 +20,7 @@ from deployments.config.settings import parse
 from deployments.local import leaving, loss
 from deployments.local.launcher import LocalDeployment
 from deployments.models.fit import check_ahead
-from deployments.models.store import ResolvedModel
+from deployments.models.store import ModelStore, ResolvedModel
 
 
 def test_a_model_whose_configuration_is_cut_off_is_refused_before_ray_starts(tmp_path, monkeypatch):
@@ -29,6 +29,14 @@ def test_a_model_whose_configuration_is_cut_off_is_refused_before_ray_starts(tmp
     refused = CliRunner().invoke(app, ["serve", "--model", str(tmp_path)]).exception
     assert isinstance(refused, ConfigError)
     assert "is it whole?" in str(refused)
+
+
+def test_packages_for_something_else_are_refused_before_a_model_is_looked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(ModelStore, "resolve", lambda *_: pytest.fail("a model was looked for"))
+    (tmp_path / "serve.yaml").write_text("accelerator: cuda")
+    refused = CliRunner().invoke(app, ["serve", "--config", str(tmp_path / "serve.yaml")]).exception
+    assert isinstance(refused, ConfigError)
+    assert "the packages installed here are for CPUs" in str(refused)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 from deployments.cli import app
 from deployments.config import ConfigError
 from deployments.config.settings import parse
+from deployments.models.embedded import EmbeddedModelMissingError
+from deployments.models.store import ModelStore
 
 REFUSED = pytest.mark.parametrize(
     ("values", "message"),
@@ -227,6 +229,18 @@ class TestCheck:
         assert len(lines) == len(beginnings), lines
         for line, beginning in zip(lines, beginnings, strict=True):
             assert line.startswith(f"my.yaml: {beginning}"), line
+
+    def test_nobody_is_told_to_add_the_embedded_model_to_packages_for_something_else(
+        self, check, monkeypatch
+    ):
+        def resolve(*_):
+            raise EmbeddedModelMissingError("Install it")
+
+        monkeypatch.setattr(ModelStore, "resolve", resolve)
+        _, [line] = check({"accelerator": "cuda"})
+        assert "the packages installed here are for CPUs" in line
+        _, [line] = check({})
+        assert line == "my.yaml: Install it"
 
     def test_it_says_that_a_configuration_can_be_started_beside_the_server_that_it_replaces(
         self, tiny, check
