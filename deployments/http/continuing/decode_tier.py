@@ -83,12 +83,13 @@ class DecodeTier:
         replacements = 0
         while True:
             responses = send(delivered.rest_of(asked.body), context)
-            is_over = False
+            is_over, served_by = False, None
             try:
                 async with aclosing(self.watch.pieces(responses, context.decode_replica)) as pieces:
                     async for piece in pieces:
                         text = delivered.take(piece) if isinstance(piece, Piece) else _sound(piece)
                         is_over = delivered.is_over or not isinstance(piece, Piece)  # all, or an error
+                        served_by = served_by or (piece.replica if isinstance(piece, Piece) else None)
                         if text is not None:
                             yield text
                 is_over = True
@@ -97,9 +98,9 @@ class DecodeTier:
             except DecodeFailedError as error:
                 failure = error
             except REPLICA_ERRORS as error:
-                failure = _caused_by(error, FailureCause.REPLICA_DIED)
+                failure = _caused_by(error, FailureCause.REPLICA_DIED, served_by)
             except Exception as error:  # noqa: BLE001 - over gRPC a replica's own error is raised as it is
-                failure = _caused_by(error, FailureCause.REQUEST_FAILED)
+                failure = _caused_by(error, FailureCause.REQUEST_FAILED, served_by)
             finally:
                 if not is_over:
                     cancel_call(responses)
@@ -193,8 +194,8 @@ def _sound(answer: Any) -> Any:
     return answer
 
 
-def _caused_by(error: Exception, cause: FailureCause) -> DecodeFailedError:
-    failure = DecodeFailedError(cause)
+def _caused_by(error: Exception, cause: FailureCause, replica: ReplicaId | None) -> DecodeFailedError:
+    failure = DecodeFailedError(cause, replica=replica)
     failure.__cause__ = error
     return failure
 

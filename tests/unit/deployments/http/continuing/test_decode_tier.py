@@ -299,6 +299,17 @@ async def test_a_replica_of_serves_choice_that_says_it_fails_is_not_chosen_again
     assert fleet.sent[1][1].failed_replicas == (A,)
 
 
+@pytest.mark.parametrize("at", [None, C], ids=["without the router", "one that is gone"])
+@pytest.mark.parametrize(("broken", "lost"), [(DIED, A), (RuntimeError("a bug"), None)], ids=["died", "bug"])
+async def test_whoever_a_stream_has_named_is_to_blame_when_its_call_breaks(broken, lost, at):
+    first = event(1, replica=A)
+    fleet = Fleet({at: [first, event(2), broken], B: [event(3), DIED], A: [DONE]}, [placed(B), placed(A)])
+    assert await fleet.answer(at=at) == [first.text, event(2).text, event(3).text, DONE.text]
+    again, once_more = fleet.asked
+    assert (again.failed_replicas, again.lost_replica) == ((A,), lost)
+    assert (once_more.failed_replicas, once_more.lost_replica) == ((A, B), B), "it has named nobody"
+
+
 async def test_without_the_router_serve_chooses_another():
     fleet = Fleet({A: [event(1), DIED], None: [event(2), DONE]}, [None])
     assert await fleet.answer() == [event(1).text, event(2).text, DONE.text]
