@@ -124,16 +124,15 @@ class TierCalls:
 
 
 def cancel_call(responses: DeploymentResponseGenerator[Any]) -> None:
-    """Cancel a call, whether or not a replica has accepted it.
+    """Cancel a call, whether or not a replica has accepted it; one that has failed before that is over.
 
     Serve's `cancel` knows of that only once the caller has heard of it, which one that is cancelled in the
-    very step of the loop in which its call is accepted never does.
+    very step of the loop in which its call is accepted never does. Where Serve's router has a loop of its
+    own, it raises what the call has failed with.
     """
     accepted = responses._replica_result_future  # noqa: SLF001 - see above
-    if accepted.done() and not accepted.cancelled() and accepted.exception() is None:
+    if not accepted.cancel() and not accepted.cancelled() and accepted.exception() is None:
         accepted.result().cancel()
-    else:
-        responses.cancel()
 
 
 def _answers(calls: Iterable[asyncio.Future[Any]]) -> list[Any]:

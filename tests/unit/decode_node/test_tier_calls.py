@@ -1,12 +1,15 @@
 """What is known of a replica that is asked whether it is there."""
 
 import asyncio
+from concurrent.futures import Future as ConcurrentFuture
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from played_calls import call_until
 from ray.exceptions import RayActorError
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import DeploymentUnavailableError
 
 from decode_node import tier_calls
 from decode_node.prefill_tier import PrefillTier
@@ -199,9 +202,14 @@ async def test_a_call_is_cancelled_whether_or_not_its_caller_has_heard_that_it_i
     assert result.cancelled == 1
 
 
-async def test_a_call_that_waits_for_a_replica_is_cancelled_and_one_that_has_found_none_has_ended():
-    waiting, failed = (asyncio.get_running_loop().create_future() for _ in range(2))
-    failed.set_exception(RayActorError())
-    for accepted in (waiting, failed):
-        cancel_call(call_until(accepted))
-    assert waiting.cancelled()
+@pytest.mark.parametrize("in_its_own_loop", [True, False], ids=["a loop for the router", "one loop"])
+async def test_a_call_that_waits_for_a_replica_is_cancelled_and_one_that_has_found_none_has_ended(
+    in_its_own_loop,
+):
+    new = ConcurrentFuture if in_its_own_loop else asyncio.get_running_loop().create_future
+    waiting, failed = new(), new()
+    failed.set_exception(DeploymentUnavailableError(DeploymentID("decode")))
+    for _ in range(2):
+        for accepted in (failed, waiting):
+            cancel_call(call_until(accepted))
+        assert waiting.cancelled()
