@@ -6,6 +6,9 @@ few numbers that SlackServe needs.
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 
 _NEWEST: Final = 0.2
 """Weight of the newest step in the pace."""
+_PACE_HOLDS_S: Final = 30.0
+"""When no token was timed for so long, the pace begins anew: whatever made the engine slow may be over."""
 _CALM_STEPS: Final = 64
 """After so many steps without a waiting request none whose memory was taken is computed anew any more."""
 
@@ -38,11 +43,18 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         tpot_s: Time per output token of late; None before the second token of a first request.
         steps: How many steps have ended.
         load: What its streams hold and will hold; None when it does not say.
+
+    Args:
+        role: Of its replica.
+        instruments: Where KV use and transfers are recorded.
+        clock: Monotonic seconds.
     """
 
     METRICS = (KV_BYTES, KV_SECONDS, KV_TRANSFERS, KV_USAGE)
 
-    def __init__(self, role: str, instruments: Instruments) -> None:
+    def __init__(
+        self, role: str, instruments: Instruments, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.kv_usage = 0.0
         self.waiting = 0
         self.kv_tokens = 0
@@ -59,6 +71,8 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         """Reads that are done of transfers that are not complete."""
         self._is_timed = False
         """Whether a token was timed since the pace was told."""
+        self._timed_at_s = -math.inf
+        self._clock = clock
         self._role = role
         self._instruments = instruments
 
@@ -108,10 +122,11 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
             self._calm_steps = 0
         if latencies_s := getattr(iteration_stats, "inter_token_latencies_iter", None):
             # A stream that was without memory, or left out of steps, brings all of its pause.
-            step_s = median(latencies_s)
-            before_s = step_s if self.tpot_s is None else self.tpot_s
-            self.tpot_s = before_s + _NEWEST * (step_s - before_s)
-            self._is_timed = True
+            step_s, now_s = median(latencies_s), self._clock()
+            if self.tpot_s is None or now_s - self._timed_at_s >= _PACE_HOLDS_S:
+                self.tpot_s = step_s
+            self.tpot_s += _NEWEST * (step_s - self.tpot_s)
+            self._is_timed, self._timed_at_s = True, now_s
         if scheduler_stats is None:
             return
         self.waiting = scheduler_stats.num_waiting_reqs

@@ -158,6 +158,16 @@ def test_the_pace_is_told_once_for_the_tokens_that_it_is_of():
     assert tap.newest_tpot_s() == pytest.approx(0.02)
 
 
+@pytest.mark.parametrize(("idle_s", "pace_s"), [(29.0, 0.164), (30.0, 0.02)])
+def test_the_pace_begins_anew_after_half_a_minute_without_a_token(idle_s, pace_s):
+    now_s = 100.0
+    tap = EngineTap("decode", Nothing(), lambda: now_s)
+    tap.record(None, SimpleNamespace(inter_token_latencies_iter=[0.2]))
+    now_s += idle_s
+    tap.record(None, SimpleNamespace(inter_token_latencies_iter=[0.02]))
+    assert tap.newest_tpot_s() == pytest.approx(pace_s)
+
+
 def test_the_pace_of_a_step_is_that_of_most_of_its_streams_not_of_one_that_comes_back():
     tap = EngineTap("decode", Nothing())
     tap.record(None, SimpleNamespace(inter_token_latencies_iter=[0.02] * 8))
