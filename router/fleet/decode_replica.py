@@ -108,7 +108,7 @@ class DecodeView:
     def reported(self, event: DecodeReported, now_s: float, ranks: Mapping[Tier, int] | None = None) -> None:
         """Take its word; `ranks` are those of the tiers."""
         self.kv_usage, self.running, self.kv_tokens = event.kv_usage, event.running, event.kv_tokens
-        self.decoding = max(0, event.running - len(event.awaited))
+        decoded, self.decoding = self.decoding, max(0, event.running - len(event.awaited))
         self.draining, self.caches_prefixes, self.digest = event.draining, event.caches_prefixes, event.digest
         self.local_prefills, self.local_prompt_s = Counter(event.local_prefills), event.local_prompt_s
         self.waiting = event.waiting
@@ -130,11 +130,21 @@ class DecodeView:
         self.sent.restate(named | unseen, {} if self.load is None else self.load.streams)
         if list(self.sent.on_way) != before:
             self._forget_outlooks()
-        if event.tpot_s is not None and self.decoding > 0:  # what was before says nothing of none
-            if not self.has_pace(now_s):
-                self.pace = PaceModel()
-            self.pace.observe(self.decoding, event.tpot_s)
-            self._paced_at_s = now_s
+        self._told_pace(event.tpot_s, decoded, now_s)
+
+    def _told_pace(self, tpot_s: float | None, decoded: int, now_s: float) -> None:
+        """Learn of its pace; `decoded` is how many decoded when it reported before.
+
+        What has decoded and ended since then counts only where nothing else is known: how many these were,
+        nobody says.
+        """
+        has_pace = self.has_pace(now_s)
+        if tpot_s is None or (has_pace and self.decoding == 0):
+            return
+        if not has_pace:
+            self.pace = PaceModel()
+        self.pace.observe(self.decoding or decoded or 1, tpot_s)
+        self._paced_at_s = now_s
 
     def has_pace(self, now_s: float) -> bool:
         """Whether its pace was seen lately."""

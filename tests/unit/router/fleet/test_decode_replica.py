@@ -370,6 +370,15 @@ def test_a_replica_that_was_slow_and_has_nothing_to_do_is_tried_again():
     assert chosen(slow, quick, **asked, now_s=52.0) == "quick", "it is slow again"
 
 
+@pytest.mark.parametrize("awaited", [0, 1], ids=["decodes", "waits for its KV"])
+def test_an_answer_that_has_begun_and_ended_between_two_reports_tells_the_pace(awaited):
+    slow, quick = replica("slow"), replica("quick")
+    slow.reported(DecodeReported(slow.replica_id, 0.0, 1, awaited=waiting(awaited)), 1.0)
+    slow.reported(DecodeReported(slow.replica_id, 0.0, 0, tpot_s=0.2), 1.4)
+    assert chosen(slow, quick, tpot_s=0.04, now_s=2.0) == "quick"
+    assert slow.tpot_s(1, 2.0) == pytest.approx(0.2)
+
+
 def test_a_replica_that_has_requests_and_says_nothing_of_its_pace_is_not_tried():
     stuck, quick = replica("stuck", running=9, tpot_s=0.2), replica("quick", 0.5, running=9, tpot_s=0.02)
     for second in range(100):
