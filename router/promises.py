@@ -243,7 +243,7 @@ class Promises:
             if (there := inquiry.cached.get(one.replica_id, 0)) > 0:
                 first_s = min(first_s, one.predictor.prefill_s(tokens - there, there))
         ttft_s = first_s + self._path_of(request).least_s(idle.handoff_s)
-        tpot_s = inquiry.decode.pace.alone_s
+        tpot_s = inquiry.decode.alone_s(inquiry.now_s)
         e2e_s = ttft_s + tpot_s * max(0, self.answer_tokens(request) - 1)
         return Alone(prefill_s, ttft_s, tpot_s, e2e_s), idle.handoff_s
 

@@ -156,8 +156,14 @@ class DecodeView:
         Of one that has nothing to do and was slow before, nothing but what is sent there shows that it is not
         any more.
         """
-        is_known = self.streams_with(0) > 0 or self.has_pace(now_s)
-        return self.pace.tpot_s(streams) if is_known else None
+        return self.pace.tpot_s(streams) if self._pace_counts(now_s) else None
+
+    def alone_s(self, now_s: float) -> float:
+        """The least time per output token that one request alone may have; 0 where nobody knows."""
+        return self.pace.alone_s if self._pace_counts(now_s) else 0.0
+
+    def _pace_counts(self, now_s: float) -> bool:
+        return self.streams_with(0) > 0 or self.has_pace(now_s)
 
     def placed(self, newcomer: Newcomer, now_s: float) -> None:
         """A request was sent here, or is to be prefilled once more for this replica."""

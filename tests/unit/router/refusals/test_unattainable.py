@@ -57,6 +57,17 @@ def test_a_pace_and_an_end_that_decode_does_not_reach_alone_are_out_of_reach():
     assert core.place(asked, 19.0).unattainable == ()
 
 
+@pytest.mark.parametrize(("now_s", "out_of_reach"), [(29.0, ("tpot", "e2e")), (31.0, ())])
+def test_what_the_pace_was_long_ago_puts_nothing_out_of_reach(now_s, out_of_reach):
+    core, _ = router()
+    core.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.1, 1, tpot_s=0.5), 0.0)
+    core.view.decode_reported(DecodeReported(ReplicaId("decode"), 0.0, 0), now_s)
+    report(core, now_s=now_s)
+    asked = Objective(PREMIUM, 1.0, 0.1, e2e_s=3.0)
+    placed = core.place(PlacementRequested(JobId("asked"), asked, True, 100, 0, output_tokens=20), now_s)
+    assert placed.unattainable == out_of_reach
+
+
 def hurried(core, name, tier, objective, **about):
     """The answer to a request whose pace an idle fleet would keep."""
     asked = Objective(tier, tpot_s=0.5, **objective)
