@@ -9,7 +9,7 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TypeAlias, assert_never
+from typing import Final, TypeAlias, assert_never
 
 import msgspec
 
@@ -20,6 +20,10 @@ from slo.predict.prefill_time import PrefillPredictor
 from slo.protocol import Message
 from slo.request import JobId, Party, ReplicaId
 from slo.tiers import Tier
+
+PACE_HOLDS_S: Final = 30.0
+"""What the pace of a decode engine was so long ago says nothing of what it is: whatever made it slow may be
+over."""
 
 
 class OutstandingJob(msgspec.Struct, frozen=True):

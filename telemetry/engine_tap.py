@@ -17,6 +17,7 @@ import msgspec
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from slo.decode.headroom import DecodeLoad, ToldStreams
+from slo.reports import PACE_HOLDS_S
 from telemetry.catalogue import KV_BYTES, KV_SECONDS, KV_TRANSFERS, KV_USAGE
 from telemetry.pressure import PRESSURE_KEY, PressureFigures
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 _NEWEST: Final = 0.2
 """Weight of the newest step in the pace."""
-_PACE_HOLDS_S: Final = 30.0
-"""When no token was timed for so long, the pace begins anew: whatever made the engine slow may be over."""
 _CALM_STEPS: Final = 64
 """After so many steps without a waiting request none whose memory was taken is computed anew any more."""
 
@@ -123,7 +122,7 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         if latencies_s := getattr(iteration_stats, "inter_token_latencies_iter", None):
             # A stream that was without memory, or left out of steps, brings all of its pause.
             step_s, now_s = median(latencies_s), self._clock()
-            if self.tpot_s is None or now_s - self._timed_at_s >= _PACE_HOLDS_S:
+            if self.tpot_s is None or now_s - self._timed_at_s >= PACE_HOLDS_S:
                 self.tpot_s = step_s
             self.tpot_s += _NEWEST * (step_s - self.tpot_s)
             self._is_timed, self._timed_at_s = True, now_s

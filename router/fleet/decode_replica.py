@@ -18,7 +18,7 @@ from slo.decode.headroom import DecodeLoad
 from slo.decode.outlook import Outlook
 from slo.decode.predicted_peak import Holding, predicted_peak
 from slo.model_digest import UNTOLD, ModelDigest
-from slo.reports import AwaitedKv, DecodeReported
+from slo.reports import PACE_HOLDS_S, AwaitedKv, DecodeReported
 from slo.request import JobId, Party, ReplicaId
 from slo.tiers import Tier
 
@@ -29,8 +29,6 @@ _KV_STEP: Final = 0.05
 """KV use is compared in steps of this fraction: requests that are equal but for noise share the replicas."""
 IN_TRANSIT_S: Final = 5.0
 """A request that its replica has not named within this time is not reckoned with there."""
-_PACE_HOLDS_S: Final = 30.0
-"""What a replica's pace was so long ago says nothing of what it is: whatever made it slow may be over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +146,7 @@ class DecodeView:
 
     def has_pace(self, now_s: float) -> bool:
         """Whether its pace was seen lately."""
-        return now_s - self._paced_at_s < _PACE_HOLDS_S
+        return now_s - self._paced_at_s < PACE_HOLDS_S
 
     def tpot_s(self, streams: int, now_s: float) -> float | None:
         """Predicted time per output token with so many requests; None where nobody knows.
