@@ -22,6 +22,8 @@ DECODE_BUSY: Final = 0.8
 """Of decode, where all streams bear it when it is full."""
 _FULL: Final = 9 / 8
 """Replicas are too few now where more than so many times as many are needed."""
+_GRAIN_S: Final = 0.5
+"""Of what means are taken of: it is asked more often than what is needed changes."""
 _GIVEN_UP: Final = 10
 """A replica that is not there after so many times as long as one takes to start is not waited for."""
 
@@ -160,6 +162,8 @@ class Scaler:
 
     def _see(self, steady: float, now_s: float) -> None:
         self._first_s = now_s if self._first_s is None else self._first_s
+        if self._steady and now_s - self._steady[-1][0] < _GRAIN_S:
+            return
         self._steady.append((now_s, steady))
         while self._steady[0][0] < now_s - max(self.rules.start_s, self.rules.keep_s):
             self._steady.popleft()
