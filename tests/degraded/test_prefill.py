@@ -47,8 +47,14 @@ async def test_a_prefill_replica_is_killed_between_prefill_and_pull(fleet, spans
         processes = fleet.processes("prefill", lost)
         failed = len(fleet.replacements())
         with fleet.faulty(hold_pulls=True):
-            await asyncio.sleep(1)
-            prefilled = set(re.findall(r"prefill_ended .*job_id=(\S+)", fleet.log))
+            before = ended(fleet, "prefill_ended", lost)
+
+            async def awaits_pull():
+                computed = ended(fleet, "prefill_ended", lost) - before
+                await asyncio.sleep(0.3)  # after which an answer of one token has ended, too
+                return bool(computed - ended(fleet, "request_ended"))
+
+            await seconds_until(awaits_pull, 20, f"{lost} has computed nothing that is still to be pulled")
             killed_at = datetime.now().astimezone()
             for process in reversed(processes):  # at once, as with their host
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -63,10 +69,15 @@ async def test_a_prefill_replica_is_killed_between_prefill_and_pull(fleet, spans
         fault.measured["waited_s"] = round(max(one.ended_s for one in waited) - fault.at_s, 2)
         fault.measured |= phases(fleet, killed_at)
     assert fault.measured["replacements"] > 0, "nobody had lost anything; was the right process killed?"
-    waited_for_pull = [line for line in fleet.replacements()[failed:] if job_of_line(line) in prefilled]
-    assert waited_for_pull, "no pull was under way"
+    placed_again = {job_of_line(line) for line in fleet.replacements()[failed:]}
+    assert placed_again & ended(fleet, "prefill_ended", lost), "no pull was under way"
     assert fault.measured["waited_s"] <= 5
     await seconds_until(lambda: asyncio.to_thread(is_linked, spans), 20, "no trace shows the lost prefill")
+
+
+def ended(fleet, event, replica=""):
+    """The jobs of which a replica, or any, has logged this."""
+    return set(re.findall(rf" {replica}.* {event} .*job_id=(\S+)", fleet.log))
 
 
 def job_of_line(line):
