@@ -152,7 +152,10 @@ class Board:
         if self._view.store(view):
             return True
         step = view.step and msgspec.structs.replace(view.step, stoppable=False)
-        cut = msgspec.structs.replace(view, queue=view.queue[:_SHORT_QUEUE])
+        queue = view.queue[:_SHORT_QUEUE]
+        first = [item.prefill.job_id for item in queue]
+        passed = {job_id: view.passed[job_id] for job_id in first if job_id in view.passed}
+        cut = msgspec.structs.replace(view, queue=queue, passed=passed)
         if view.none_can_start:
             cut = msgspec.structs.replace(cut, step=step)
         if not self._view.store(cut) and not self._view.store(SchedulerView(step, (), view.suspended)):

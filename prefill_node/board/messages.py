@@ -114,6 +114,8 @@ class SchedulerView(msgspec.Struct, frozen=True, array_like=True):
         targets: How many misses each class has used up; None when all requests are alike.
         none_can_start: A stopped step, or a prompt that had started, goes on because nobody in the queue
             could start: to stop it for them again would help nobody.
+        passed: The jobs before the step in the order that found no memory, and until when each lets others
+            run; infinite where it could take the memory of nobody. A stop helps none of them before.
     """
 
     step: StepView | None = None
@@ -123,6 +125,7 @@ class SchedulerView(msgspec.Struct, frozen=True, array_like=True):
     fairness: FairnessState | None = None
     targets: TargetState | None = None
     none_can_start: bool = False
+    passed: dict[str, float] = {}
 
 
 class Reached(NamedTuple):

@@ -44,12 +44,16 @@ class Memory:
         freed_blocks: How many blocks become free as each of these, one after the other, loses what it holds:
             those that nobody else holds.
         free_places: So many may start; infinite where one that has started takes no place between its chunks.
+        lost_often: Requests that have lost their memory again and again, in a fixed order. Of two of them the
+            first takes what the second holds, and never the other way, whatever they are worth: they would
+            take it from each other for ever.
     """
 
     used_blocks: int = 0
     shared_blocks: Callable[[Queued], int] = nothing_shared
     freed_blocks: Callable[[Sequence[Holder]], list[int]] = all_freed
     free_places: float = math.inf
+    lost_often: Sequence[str] = ()
 
 
 NOTHING_ELSE: Final = Memory()
@@ -116,19 +120,20 @@ class Holders:
         )
         self._worths = [worth(one.prefill) for one in self._holders]
         self._held_blocks = [*accumulate([one.held_blocks for one in self._holders], initial=0)]
+        self._ranks = {request: rank for rank, request in enumerate(memory.lost_often)}
         self._ahead: set[JobId] = set()
         self._found: dict[tuple[int, int, int, str], tuple[list[Holder], list[int]]] = {}
 
-    def memory_in_s(self, ready: Sequence[Suspended], free_blocks: int) -> float | None:
-        """How soon one of them can have ended, and freed its memory; None if none of them can go on.
+    def ends_first(self, ready: Sequence[Suspended], free_blocks: int) -> Prefill | None:
+        """Whichever of them can have ended, and freed its memory, first; None if none of them can go on.
 
         A prompt between two chunks can once decode has pulled what has ended. Two that would lack memory even
         then would wait for each other.
         """
         most_blocks = free_blocks + max(0, self._memory.used_blocks - self._held_blocks[-1])
-        going_on = [item.prefill.remaining_s for item in ready]
-        going_on += [one.prefill.remaining_s for one in self._chunked if one.missing_blocks <= most_blocks]
-        return min(going_on, default=None)
+        going_on = [item.prefill for item in ready]
+        going_on += [one.prefill for one in self._chunked if one.missing_blocks <= most_blocks]
+        return min(going_on, key=lambda prefill: prefill.remaining_s, default=None)
 
     def passed(self, item: Queued) -> None:
         """Those that are asked from now on would run after this one."""
@@ -147,13 +152,27 @@ class Holders:
         """
         lighter = bisect_left(self._worths, may_take)
         most = bisect_right(self._worths, may_take)
-        if self._held_blocks[most] < short_blocks:
+        rank = self._ranks.get(first.request, math.inf)
+        if rank == math.inf and self._held_blocks[most] < short_blocks:
             return None
-        key = lighter, most, len(self._ahead), first.request if first.held_blocks else ""
+        name = first.request if first.held_blocks or rank < math.inf else ""
+        key = lighter, most, len(self._ahead), name
         if key not in self._found:
-            equal = [one for one in self._holders[lighter:most] if one.prefill.job_id not in self._ahead]
-            holders = [one for one in (*self._holders[:lighter], *equal) if one is not first]
+            holders = [one for one in self._giving(lighter, most, rank) if one is not first]
             self._found[key] = holders, [*accumulate(self._memory.freed_blocks(holders))]
         holders, freed = self._found[key]
         count = bisect_left(freed, short_blocks) + 1
         return holders[:count] if count <= len(freed) else None
+
+    def _giving(self, lighter: int, most: int, rank: float) -> list[Holder]:
+        """Those worth less, and of those worth as much whoever would run later; see `Memory.lost_often`."""
+        equal = [one for one in self._holders[lighter:most] if one.prefill.job_id not in self._ahead]
+        giving = [*self._holders[:lighter], *equal]
+        if rank == math.inf:
+            return giving
+        heavier = [one for one in self._holders if one not in giving and rank < self._rank(one) < math.inf]
+        return [one for one in giving if rank < self._rank(one)] + heavier
+
+    def _rank(self, holder: Holder) -> float:
+        names = holder.step.members if isinstance(holder, Suspended) else (holder.request,)
+        return min([self._ranks.get(name, math.inf) for name in names])

@@ -8,9 +8,9 @@ limits of suspension late steps may take; the order among requests is `slo.queue
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -35,6 +35,8 @@ class Start(msgspec.Struct, frozen=True):
 
     Attributes:
         boost: The right by which the first of them runs; None for its deadline.
+        passed: Those before them in the order that do not fit, by job, and until when each lets others run:
+            then it takes their memory, or never, which is infinite.
         most_tokens: What the step takes of them at most, for it to be stopped soon enough and for none to
             wait for what another was not expected to compute; infinite for what the engine takes.
     """
@@ -44,13 +46,20 @@ class Start(msgspec.Struct, frozen=True):
     drop_requests: tuple[str, ...] = ()
     boost: Boost | None = None
     most_tokens: float = math.inf
+    passed: Mapping[str, float] = {}
 
 
 class Resume(msgspec.Struct, frozen=True):
-    """Issue a suspended step again; `boost` as for `Start`."""
+    """Issue a suspended step again; `boost` and `passed` as for `Start`.
+
+    Attributes:
+        none_can_start: It is not its turn, but nobody else can run.
+    """
 
     step: SuspendedStep
     boost: Boost | None = None
+    passed: Mapping[str, float] = {}
+    none_can_start: bool = False
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -136,7 +145,8 @@ def choose(
     if choice is not None:
         return choice
     if suspended:
-        return Resume(min(suspended, key=lambda item: item.prefill.deadline_s).step)
+        last = min(suspended, key=lambda item: item.prefill.deadline_s)
+        return Resume(last.step, none_can_start=True)
     return Wait()
 
 
@@ -153,23 +163,38 @@ def _first_that_fits(
     fairness = rules.fairness
     steps = {item.prefill.job_id: item for item in ready}
     queued = {item.prefill.job_id: item for item in queue}
-    memory_in_s = holders.memory_in_s(ready, room.free_blocks)
+    ends_first = holders.ends_first(ready, room.free_blocks)
+    passed: dict[str, float] = {}
     for position, first in enumerate(ordered):
         boost = None if fairness is None else fairness.boost_of(first, now_s)
+        if ends_first is not None and first.job_id == ends_first.job_id:
+            passed = dict.fromkeys(passed, math.inf)  # this is what those with time are waiting for
         if (resumable := steps.get(first.job_id)) is not None:
-            return Resume(resumable.step, boost)
+            return Resume(resumable.step, boost, passed)
         item = queued[first.job_id]
         if not room.fits(item):
-            may_take, given_up = _who_gives_way(item, boost, room, holders, memory_in_s, now_s)
-            if given_up is None:
-                if may_take == math.inf:
+            found = _who_gives_way(item, boost, room, holders, ends_first, now_s)
+            if found.given_up is None:
+                if found.may_take == math.inf:
                     return None
                 holders.passed(item)
+                passed[first.job_id] = found.until_s
                 continue
             if not room.fits(item, always_looks=True):
-                return _start_after_drops(item, given_up, boost, rules)
-        return _start(_until_suspended(ordered[position:], queued), room, boost, now_s, rules)
+                return _start_after_drops(item, found.given_up, boost, passed, rules)
+        return _start(_until_suspended(ordered[position:], queued), room, boost, passed, now_s, rules)
     return None
+
+
+class _GivesWay(NamedTuple):
+    """For one that does not fit: up to what worth it takes the memory of others, and whose.
+
+    Nobody's while it waits: until `until_s`, if it can be on time even so.
+    """
+
+    may_take: float
+    given_up: Sequence[Holder] | None
+    until_s: float = math.inf
 
 
 def _who_gives_way(
@@ -177,19 +202,20 @@ def _who_gives_way(
     boost: Boost | None,
     room: FreeRoom,
     holders: Holders,
-    memory_in_s: float | None,
+    ends_first: Prefill | None,
     now_s: float,
-) -> tuple[float, Sequence[Holder] | None]:
-    """Up to what worth one that does not fit takes the memory of others, and whose; None where it waits."""
+) -> _GivesWay:
     first = item.prefill
     room_s = slack_s(first.deadline_s, now_s, first.remaining_s)
     may_take = holders.may_take(item)
     if boost is not None:
         may_take = max(may_take, boost.guard)
-    if may_take < math.inf and memory_in_s is not None and memory_in_s <= room_s:
-        return may_take, None
     short_blocks = item.missing_blocks - room.free_blocks  # those who lose theirs may be those it shares with
-    return may_take, holders.give_up(item, may_take, short_blocks)
+    given_up = holders.give_up(item, may_take, short_blocks)
+    if may_take == math.inf or ends_first is None or ends_first.remaining_s > room_s:
+        return _GivesWay(may_take, given_up)
+    until_s = math.inf if given_up is None else now_s + room_s - ends_first.remaining_s
+    return _GivesWay(may_take, None, until_s)
 
 
 def _worth(prefill: Prefill, now_s: float, rules: ChoiceRules) -> float:
@@ -197,15 +223,25 @@ def _worth(prefill: Prefill, now_s: float, rules: ChoiceRules) -> float:
 
 
 def _start(
-    ahead: Sequence[Queued], room: FreeRoom, boost: Boost | None, now_s: float, rules: ChoiceRules
+    ahead: Sequence[Queued],
+    room: FreeRoom,
+    boost: Boost | None,
+    passed: Mapping[str, float],
+    now_s: float,
+    rules: ChoiceRules,
 ) -> Start:
     """The first of these, and those that share its step."""
     requests = _joined(ahead, room, now_s, rules)
-    return Start(requests, boost=boost, most_tokens=_most_tokens(ahead[: len(requests)], rules))
+    most_tokens = _most_tokens(ahead[: len(requests)], rules)
+    return Start(requests, boost=boost, most_tokens=most_tokens, passed=passed)
 
 
 def _start_after_drops(
-    item: Queued, given_up: Sequence[Holder], boost: Boost | None, rules: ChoiceRules
+    item: Queued,
+    given_up: Sequence[Holder],
+    boost: Boost | None,
+    passed: Mapping[str, float],
+    rules: ChoiceRules,
 ) -> Start:
     """One alone, with the memory that these give up."""
     return Start(
@@ -214,6 +250,7 @@ def _start_after_drops(
         tuple(one.request for one in given_up if not isinstance(one, Suspended)),
         boost=boost,
         most_tokens=_most_tokens([item], rules),
+        passed=passed,
     )
 
 

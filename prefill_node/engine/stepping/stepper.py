@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple, TypeAlias
 
@@ -47,6 +47,10 @@ _REMEMBER_DONE: Final = 128
 COMPOSED_AHEAD_S: Final = 0.05
 """Behind a longer step none is issued before it ends: who arrives meanwhile would wait for two steps, and the
 host's time for a step, which is what that saves, is little of it."""
+
+
+_OFTEN: Final = 3
+"""A prefill that has lost its memory so many times keeps it where `Memory.lost_often` says so."""
 
 
 class StartOver(msgspec.Struct, frozen=True):
@@ -112,8 +116,12 @@ class Stepper:
         self._due: dict[str, tuple[Tier, float]] = {}
         self._passes: dict[str, list[PassServed]] = {}
         """Of each request that has started, what it has been served."""
+        self._losses: dict[str, int] = {}
+        """How many times each request has lost its memory."""
+        self._lost_often: dict[str, None] = {}
         self._queue: dict[JobId, Queued] = {}
         self._none_can_start = False
+        self._passed: Mapping[str, float] = {}
         self._ordered: list[Prefill] = []
 
     # Events
@@ -153,6 +161,8 @@ class Stepper:
         """
         self.suspensions.ended(request)
         self._passes.pop(request, None)
+        self._losses.pop(request, None)
+        self._lost_often.pop(request, None)
         if self.jobs.get(job) == request:
             del self.jobs[job]
             self._due.pop(job, None)
@@ -164,6 +174,9 @@ class Stepper:
         Its class has not had what was computed of it.
         """
         passes = self._passes.pop(item.request, ())
+        losses = self._losses[item.request] = self._losses.get(item.request, 0) + 1
+        if losses >= _OFTEN:
+            self._lost_often[item.request] = None
         if self.rules.fairness is not None:
             self.rules.fairness.work_lost(passes)
         job_id = item.prefill.job_id
@@ -267,7 +280,7 @@ class Stepper:
         """What to do now; `memory` as for `choose`.
 
         What was chosen last may have been `refused`: it looked as if it would fit, and did not. Then nobody
-        finds room but in what others give up, and if nobody does, who has started goes on.
+        finds room but in what others give up. Where nobody finds any, who has started goes on.
         """
         if self._issued and not self._may_issue_ahead():
             return Wait()
@@ -276,15 +289,24 @@ class Stepper:
         self._queue = {item.prefill.job_id: item for item in queue}
         self._ordered = in_order(queue, suspended, now_s, self.rules)
         room = 0 if refused else free_blocks
+        memory = replace(memory, lost_often=tuple(self._lost_often))
         command = choose(queue, suspended, room, now_s, self.rules, self._ordered, memory)
-        self._none_can_start = False
-        if refused and not suspended and isinstance(command, Wait):
-            started = [item for item in queue if item.held_blocks]
-            command = choose(started, (), free_blocks, now_s, self.rules, memory=memory)
+        self._none_can_start = isinstance(command, Resume) and command.none_can_start
+        if not suspended and isinstance(command, Wait):
+            command = self._going_on(queue, free_blocks, now_s, memory)
             self._none_can_start = isinstance(command, Start)
-        if isinstance(command, Resume):
-            (resumed,) = [item for item in suspended if item.step is command.step]
-            self._none_can_start = resumed.blocked and not resumed.overdue
+        self._passed = {} if isinstance(command, Wait) else command.passed
+        return command
+
+    def _going_on(
+        self, queue: Sequence[Queued], free_blocks: int, now_s: float, memory: Memory
+    ) -> Start | Resume | Wait:
+        """What those that have started can do, although nobody may start: together, or one that fits."""
+        started = [item for item in queue if item.held_blocks]
+        command = choose(started, (), free_blocks, now_s, self.rules, memory=memory)
+        for item in started:
+            if isinstance(command, Wait):
+                command = choose([item], (), free_blocks, now_s, self.rules, memory=memory)
         return command
 
     def _may_issue_ahead(self) -> bool:
@@ -316,4 +338,5 @@ class Stepper:
             None if fairness is None else fairness.standing,
             None if targets is None else targets.state,
             self._none_can_start,
+            dict(self._passed),
         )

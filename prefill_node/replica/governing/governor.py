@@ -154,7 +154,9 @@ class Governor:
             )
         if isinstance(decision, Preempt):
             self.ordered = decision.step_id
-        return decision
+            return decision
+        recheck_at_s = min([at_s for at_s in view.passed.values() if at_s > now_s], default=math.inf)
+        return Keep(decision.reason, min(recheck_at_s, decision.recheck_at_s))
 
     def direct(
         self,
@@ -246,12 +248,14 @@ class Governor:
         return [step for step in steps if step is not None]
 
     def _beneficiaries(self, view: SchedulerView, now_s: float) -> list[Prefill]:
-        """Those that a stop could help; where nobody could start, only those that came later.
+        """Those that a stop could help: of those in the engine only who finds memory.
 
-        What is suspended then is work like any other, but stops nobody.
+        Where nobody could start, what is suspended is work like any other, but stops nobody.
         """
         if not view.none_can_start:
-            return self.prefills(view, now_s)
+            passed = view.passed
+            prefills = self.prefills(view, now_s)
+            return [one for one in prefills if passed.get(one.job_id, now_s) <= now_s] if passed else prefills
         later = [self._fresh_prefill(job) for job in self.fresh(view)]
         return later + [
             msgspec.structs.replace(step, preempted_by=step.preempted_by or NOBODY)

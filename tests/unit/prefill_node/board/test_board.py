@@ -121,9 +121,12 @@ def test_a_view_arrives_whole_and_is_decoded_once(board, other):
 
 
 def test_of_a_queue_that_is_too_long_the_first_are_told(board, other):
-    full = view(3, waiting=[f"job-{n}" for n in range(20_000)], suspended=(suspended_step("s"),))
+    names = [f"job-{n}" for n in range(20_000)]
+    full = view(3, waiting=names, suspended=(suspended_step("s"),))
+    full = msgspec.structs.replace(full, passed=dict.fromkeys(names[:1000], 2.5))
     assert not board.publish(full)
-    assert other.view() == msgspec.structs.replace(full, queue=full.queue[:512])
+    told = {"queue": full.queue[:512], "passed": dict.fromkeys(names[:512], 2.5)}
+    assert other.view() == msgspec.structs.replace(full, **told)
 
 
 def test_a_step_that_stops_for_newcomers_alone_does_not_stop_when_not_all_that_wait_are_told(board, other):
@@ -140,6 +143,7 @@ def test_five_hundred_that_wait_fit_and_are_handed_over_in_a_few_milliseconds(bo
     took_s = []
     for step_id in range(1, 20):
         full = view(step_id, waiting=names, suspended=[suspended_step(*names[:4]) for _ in range(32)])
+        full = msgspec.structs.replace(full, passed=dict.fromkeys(names, 2.5))
         started_s = time.perf_counter()
         assert board.publish(full)
         assert len(other.view().queue) == len(names)

@@ -1,10 +1,13 @@
 """A replica whose KV memory is short: long prompts are not computed again and again."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from simulator.arms.arms import ARMS
+from simulator.replica.job import Job
+from simulator.replica.loop import EventLoop
 from simulator.study.presets import PRESETS
 from simulator.study.run import run
 from simulator.workload.arrivals import Arrival
@@ -40,3 +43,44 @@ def test_work_of_ended_chunks_that_is_lost_with_its_memory_is_wasted():
     assert served.replica.busy_s - sum(job.wasted_s for job in served.jobs) == pytest.approx(
         useful_s, rel=0.02
     )
+
+
+def served(asked, until_s, pulled_after_s=None):
+    """The jobs of these arrivals on a small memory; decode pulls each by its number, or at once."""
+    loop, jobs = EventLoop(), []
+    hardware = replace(HARDWARE, kv_tokens=40_000)
+
+    def prefilled(job):
+        job.first_token_s = loop.now_s
+        loop.call_at(loop.now_s + (pulled_after_s or {}).get(job.arrival.number, 0.01), replica.release, job)
+
+    replica = ARMS["slackserve"].build(loop, hardware, {}, prefilled)
+    for one in asked:
+        due_s = math.inf if one.ttft_s is None else one.at_s + one.ttft_s
+        jobs.append(Job(one, hardware.weights[one.tier], due_s))
+        loop.call_at(one.at_s, replica.arrive, jobs[-1])
+    loop.run(until_s)
+    return jobs
+
+
+def test_nobody_is_stopped_for_one_that_finds_no_memory():
+    """Of two that are late each would be stopped for it, and the other take what that one holds."""
+    first_s, large_s = (HARDWARE.cost.prefill_s(tokens) for tokens in (16_000, 33_000))
+    asked = [
+        Arrival(0, 0.0, "", 16_000, 1, None, STANDARD),
+        Arrival(1, first_s + 0.01, "", 17_000, 1, 0.5, STANDARD),
+        Arrival(2, first_s + 0.02, "", 17_000, 1, 0.5, STANDARD),
+        Arrival(3, first_s + 0.03, "", 33_000, 1, large_s + 1.0, BACKGROUND),
+        Arrival(4, 2.0, "", 300, 1, 0.4, PREMIUM),
+    ]
+    jobs = served(asked, 100.0, {0: 8.0})
+    assert sum(job.preemptions for job in jobs) < 5
+    assert jobs[-1].first_token_s < jobs[-1].deadline_s
+
+
+def test_long_prompts_of_several_tiers_of_which_memory_holds_one_all_end():
+    """Each tier leads in turn, and would take the memory of whoever was computed before, for ever."""
+    tiers = STANDARD, BACKGROUND, PREMIUM
+    asked = [Arrival(n, 0.1 * n, "", 30_000 + 17 * n, 1, None, tiers[n % 3]) for n in range(60)]
+    alone_s = sum(HARDWARE.cost.prefill_s(each.tokens) for each in asked)
+    assert all(job.prefilled_s < 2 * alone_s for job in served(asked, 3 * alone_s))

@@ -248,3 +248,19 @@ def test_what_somebody_else_holds_too_does_not_get_free():
     stopped, memory = [suspended(1, held=10), suspended(2, held=11)], Memory(freed_blocks=freed)
     assert chosen([URGENT], stopped, free=1, memory=memory) == (["urgent"], [1, 2])
     assert chosen([URGENT], stopped, free=0, memory=memory) == 1, "nothing is given up in vain"
+
+
+def test_of_two_that_lose_their_memory_again_and_again_one_takes_it_from_the_other():
+    """Whatever they are worth; from all others, and for all others, as ever."""
+    heavy = Queued(Prefill(JobId("heavy"), 4.0, 2.0, 1.0, 0.0), 100, 0.0, 5, 9, "heavy", True)
+    light = Queued(
+        Prefill(JobId("light"), 1.0, 2.0, 1.5, 0.0, tier=BACKGROUND), 100, 0.0, 5, 9, "light", True
+    )
+
+    def given(first, other, *lost_often):
+        return chosen([first, other], free=0, memory=Memory(lost_often=lost_often))
+
+    assert given(heavy, light) == (["heavy"], ["light"])
+    assert given(heavy, light, "light") == (["heavy"], ["light"])
+    assert given(heavy, light, "heavy", "light") == (["heavy"], ["light"])
+    assert given(heavy, light, "light", "heavy") == (["light"], ["heavy"])

@@ -88,14 +88,41 @@ def test_that_nobody_finds_memory_is_told_while_the_step_that_stopped_goes_on(st
     small = Queued(prefill("small", 9.0), 100, 0.0, 3, request="engine-small")
     held = Suspended(step, Prefill(JobId("long"), 4.0, math.inf, 0.7, 0.0, 1), 8, blocked=True)
     command = stepper.next_step([wants], [held], 2, 0.5)
-    assert command == Resume(step)
+    assert command == Resume(step, none_can_start=True)
     stepper.step_issued(command, [member("long")], 0.5)
     told = stepper.view(())
     assert told.none_can_start
     assert [item.prefill.job_id for item in told.queue] == ["urgent"]
-    stepper.step_ended(1.0)
-    stepper.step_issued(stepper.next_step([wants, small], [], 5, 1.0), [member("small")], 1.0)
-    assert not stepper.view(()).none_can_start, "another step runs"
+    stepper.step_ended(0.6)
+    stepper.step_issued(stepper.next_step([wants, small], [], 5, 0.6), [member("small")], 0.6)
+    told = stepper.view(())
+    assert not told.none_can_start, "another step runs"
+    assert told.passed == {"urgent": math.inf}, "nobody can lose memory for it"
+
+
+def test_who_has_time_to_wait_for_memory_waits_for_that_long(stepper):
+    """It lets others run until what it waits for would be too late, and takes memory then."""
+    holds = Queued(prefill("holds", 90.0, BACKGROUND, work_s=2.0), 100, 0.0, 1, 8, "engine-holds", True)
+    waits = Queued(prefill("waits", 4.0, work_s=0.5), 100, 0.0, 9, request="engine-waits")
+    small = Queued(prefill("small", 5.0), 100, 0.0, 3, request="engine-small")
+    assert stepper.next_step([holds, waits, small], [], 5, 1.0).requests == ("engine-small",)
+    assert stepper.view(()).passed == {"waits": 1.5}, "0.5 s of work, and 2 until the other has ended"
+    assert stepper.next_step([holds, waits], [], 5, 1.0).requests == ("engine-holds",)
+    assert stepper.view(()).passed == {"waits": math.inf}, "this is what it waits for"
+    assert stepper.next_step([holds, waits, small], [], 5, 2.6).drop_requests == ("engine-holds",)
+    assert not stepper.view(()).passed
+
+
+def test_a_prompt_that_has_started_goes_on_while_nobody_may_start_before_one_that_starves(stepper):
+    stepper.step_issued(stepper.next_step([queued("long")], [], PLENTY, 60.0), [member("long")], 60.0)
+    stepper.step_ended(70.0)
+    starves = Queued(prefill("starves", math.inf, BACKGROUND), 100, 0.0, 1000, request="engine-starves")
+    started = Queued(prefill("started", 90.0), 100, 0.0, 200, 500, "engine-started", True)
+    fits = Queued(prefill("fits", 95.0), 100, 0.0, 1, request="engine-fits")
+    command = stepper.next_step([starves, started, fits], [], 300, 70.0)
+    assert command.requests == ("engine-started",)
+    stepper.step_issued(command, [member("started")], 70.0)
+    assert stepper.view(()).none_can_start
 
 
 def test_however_many_find_no_memory_the_most_urgent_is_among_them(stepper):
@@ -107,8 +134,9 @@ def test_however_many_find_no_memory_the_most_urgent_is_among_them(stepper):
         Queued(prefill(name, 1.0 if name == "last" else 90.0), 100, 0.0, 99, request=f"engine-{name}")
         for name in names
     ]
-    assert stepper.next_step(waiting, [held], 2, 0.5) == Resume(step)
-    stepper.step_issued(Resume(step), [member("long")], 0.5)
+    command = stepper.next_step(waiting, [held], 2, 0.5)
+    assert command.step is step
+    stepper.step_issued(command, [member("long")], 0.5)
     told = stepper.view(())
     assert told.none_can_start
     assert sorted(item.prefill.job_id for item in told.queue) == sorted(names)
@@ -123,7 +151,7 @@ def test_who_would_fit_but_waits_for_one_that_starves_is_not_stopped_for_again(s
     fits = Queued(prefill("fits", 70.5), 100, 0.0, 1, request="engine-fits")
     held = Suspended(step, Prefill(JobId("long"), 4.0, math.inf, 0.7, 60.0, 1), 8, blocked=True)
     command = stepper.next_step([fits, starves], [held], 2, 70.0)
-    assert command == Resume(step)
+    assert command.step is step
     stepper.step_issued(command, [member("long")], 70.0)
     told = stepper.view(())
     assert told.none_can_start

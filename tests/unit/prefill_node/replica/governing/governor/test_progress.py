@@ -1,5 +1,7 @@
 """What is left of the running step, and which progress keeps it from being stopped."""
 
+import math
+
 import msgspec
 import pytest
 from governors import LONG, NOTHING_REACHED, URGENT, governor, job, view
@@ -62,6 +64,15 @@ def test_a_step_is_not_stopped_again_for_one_that_found_no_memory():
     assert deciding.direct(directive, published, NOTHING_REACHED, 0.0) == Keep(KeepReason.NOBODY_WAITS)
     later = msgspec.structs.replace(published, none_can_start=False)
     assert isinstance(deciding.decide(later, NOTHING_REACHED, 0.0), Preempt)
+
+
+def test_a_step_is_not_stopped_for_one_that_was_passed_for_want_of_memory_before_it_takes_some():
+    deciding = governor(LONG, URGENT)
+    published = msgspec.structs.replace(view(running("long"), urgent=Account()), passed={"urgent": 0.1})
+    assert deciding.decide(published, NOTHING_REACHED, 0.0).recheck_at_s == 0.1
+    never = msgspec.structs.replace(published, passed={"urgent": math.inf})
+    assert isinstance(deciding.decide(never, NOTHING_REACHED, 0.1), Keep)
+    assert isinstance(deciding.decide(published, NOTHING_REACHED, 0.1), Preempt)
 
 
 def test_while_nobody_else_could_start_a_step_is_stopped_only_for_who_comes_later():
