@@ -184,6 +184,11 @@ _RESERVED_ENGINE_KWARGS = {
         ("kv_offloading_size", "kv_offloading_backend"),
         "SlackServe has no prefix cache beyond the engines' own memory: leave it out",
     ),
+    **dict.fromkeys(
+        ("max_num_queued_reqs", "max_num_queued_tokens"),
+        "SlackServe bounds queues before a replica is chosen: use admission.max_backlog_s, or the pool's "
+        "max_ongoing_requests",
+    ),
     "stream_interval": "the first token that decode adds tells that the KV cache has come: leave it out",
 }
 _MAPPINGS: Final = frozenset(

@@ -201,6 +201,8 @@ def test_defaults_are_the_documented_tiers():
                 ("spec_tokens", 4, "use speculative_config"),
                 ("kv_offloading_size", 4.0, "has no prefix cache beyond the engines' own memory"),
                 ("kv_offloading_backend", "native", "has no prefix cache beyond the engines' own memory"),
+                ("max_num_queued_reqs", 64, "use admission.max_backlog_s"),
+                ("max_num_queued_tokens", 8192, "use admission.max_backlog_s"),
                 ("stream_interval", 20, "tells that the KV cache has come: leave it out"),
                 ("max_num_batched_tokens", "8192", "is a number from 1 on, not '8192'"),
                 ("max_num_seqs", 0, "is a number from 1 on, not 0"),
