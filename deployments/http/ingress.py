@@ -137,7 +137,7 @@ class SlackServeIngress(OpenAiIngress):  # type: ignore[misc] # Ray ships no typ
         model = self._models.named_by(body).config
         is_named = "request_id" in asked.model_fields_set  # as in vLLM, the answer has that very id
         response_id = asked.request_id if is_named else f"resp_{request.state.request_id}"
-        wording = ResponseWording(asked, response_id, model)
+        wording = ResponseWording(asked, response_id, model, self._limits.max_logprobs)
         return await self._serve_body(request, body, "chat", arrived_s, wording)
 
     async def messages(self, request: Request) -> Response:

@@ -14,6 +14,7 @@ from openai.types.responses import (
     ResponseErrorEvent,
     ResponseOutputItemDoneEvent,
     ResponseOutputMessage,
+    ResponseOutputText,
     response_text_delta_event,
 )
 from openai.types.responses.response_output_text import Logprob, LogprobTopLogprob
@@ -49,13 +50,17 @@ class ResponseWording:
         asked: The request.
         response_id: Of the response.
         model: What answers it.
+        max_logprobs: The most log-probabilities that one event has.
     """
 
     path = "/v1/responses"
 
-    def __init__(self, asked: ResponsesRequest, response_id: str, model: ModelConfig) -> None:
+    def __init__(
+        self, asked: ResponsesRequest, response_id: str, model: ModelConfig, max_logprobs: int
+    ) -> None:
         self._asked = asked.model_copy(update={"request_id": response_id})
         self._model = model
+        self.max_logprobs = max_logprobs
         self._created_s = int(time.time())
 
     def whole(self, answer: dict[str, Any]) -> dict[str, Any]:
@@ -147,6 +152,8 @@ class _Stream:
         self._finish_reason: str | None = None
         self._usage: dict[str, Any] | None = None
         self._has_failed = False
+        self._logprobs: list[Logprob] | None = [] if wording.asked.is_include_output_logprobs() else None
+        self._logprobs_left = wording.max_logprobs
 
     def read(self, data: str) -> Iterator[dict[str, Any]]:
         """The events that one event of the chat becomes."""
@@ -186,7 +193,9 @@ class _Stream:
         return said | {"trace_id": error["trace_id"]} if "trace_id" in error else said
 
     def _delta(self, choice: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        logprobs = [_delta_logprob(one) for one in _positions(choice)]
+        positions = _positions(choice)
+        self._keep(positions)
+        logprobs = [_delta_logprob(one) for one in positions]
         for delta in split_delta(DeltaMessage(**choice["delta"])):
             state, call = self._processor.resolve_target_state(delta)
             if state.name == "NONE":
@@ -196,8 +205,19 @@ class _Stream:
                 yield from self._told(self._processor.open(state, call))
             yield from self._told(self._processor.emit_delta(delta, None, lambda _: logprobs))
 
+    def _keep(self, positions: list[dict[str, Any]]) -> None:
+        """Have the last event say the log-probabilities of these, too; none if all are too many for one."""
+        if self._logprobs is None:
+            return
+        self._logprobs_left -= sum(1 + len(one["top_logprobs"]) for one in positions)
+        if self._logprobs_left < 0:
+            self._logprobs = None
+        else:
+            self._logprobs.extend(map(_logprob, positions))
+
     def _end(self) -> Iterator[dict[str, Any]]:
         yield from self._told(self._processor.close_current())
+        _say(self._items, self._logprobs)
         usage = self._usage or {"prompt_tokens": 0, "completion_tokens": 0}
         response = self._wording.response(self._model, self._items, self._finish_reason, usage)
         yield self._numbered(
@@ -221,6 +241,13 @@ def _item(item: Any) -> Any:
     if isinstance(item, ResponseOutputMessage):
         return ResponseOutputMessage.model_validate(item.model_dump(exclude={"summary"}))
     return item
+
+
+def _say(items: list[Any], logprobs: list[Logprob] | None) -> None:
+    """Put the log-probabilities of a whole answer where a whole response has them: at its first text."""
+    message = next((item for item in items if isinstance(item, ResponseOutputMessage)), None)
+    if message is not None and isinstance(text := message.content[0], ResponseOutputText):
+        text.logprobs = logprobs
 
 
 def _usage(usage: dict[str, Any]) -> ResponseUsage:

@@ -19,14 +19,15 @@ POSITION = {"token": "a", "logprob": -0.5, "bytes": [97]}
 POSITION = {**POSITION, "top_logprobs": [POSITION]}
 
 
-def wording(**fields):
-    return ResponseWording(ResponsesRequest(input="hi", model="m", **fields), "resp_1", model(100))
+def wording(max_logprobs=100, **fields):
+    asked = ResponsesRequest(input="hi", model="m", **fields)
+    return ResponseWording(asked, "resp_1", model(100), max_logprobs)
 
 
 @pytest.mark.parametrize(("asked", "told"), [(None, 32_768), (50_000, 50_000)])
 def test_where_the_models_length_is_not_known_what_was_asked_for_is_told(asked, told):
     request = ResponsesRequest(input="hi", model="m", max_output_tokens=asked)
-    response = ResponseWording(request, "resp_1", model()).response("m", [], "stop", USAGE)
+    response = ResponseWording(request, "resp_1", model(), 100).response("m", [], "stop", USAGE)
     assert response.max_output_tokens == told
 
 
@@ -90,7 +91,7 @@ def test_a_text():
 def test_what_of_the_prompt_was_cached_and_is_now():
     details = {"cached_tokens": 3, "created_cache_tokens": 5, "multimodal_tokens": None}
     usage = {**USAGE, "prompt_tokens_details": details}
-    response = ResponseWording(ResponsesRequest(input="hi", model="m"), "resp_1", model(100)).response(
+    response = ResponseWording(ResponsesRequest(input="hi", model="m"), "resp_1", model(100), 100).response(
         "m", [], "stop", usage
     )
     told = response.usage.input_tokens_details
@@ -98,7 +99,7 @@ def test_what_of_the_prompt_was_cached_and_is_now():
 
 
 def test_the_most_that_any_answer_has_is_told():
-    said = ResponseWording(ResponsesRequest(input="hi", model="m"), "resp_1", model(100, 50))
+    said = ResponseWording(ResponsesRequest(input="hi", model="m"), "resp_1", model(100, 50), 100)
     assert said.response("m", [], "stop", USAGE).max_output_tokens == 50
 
 
@@ -159,7 +160,7 @@ CUT_CALL = {**CALL, "function": {"name": "weather", "arguments": '{"city": "Ro'}
 def test_a_call_that_the_servers_own_limit_has_cut(model_takes, at_most, status, streams):
     """The answer has 4 tokens after a prompt of 9."""
     asked = ResponsesRequest(input="hi", model="m", tools=[TOOL])
-    said = ResponseWording(asked, "resp_1", model(model_takes, at_most))
+    said = ResponseWording(asked, "resp_1", model(model_takes, at_most), 100)
     if streams:
         told = streamed_by(
             said,
@@ -175,7 +176,7 @@ def test_a_call_that_the_servers_own_limit_has_cut(model_takes, at_most, status,
 @pytest.mark.parametrize(("named", "told", "status"), [(None, 4, "incomplete"), (9, 9, "completed")])
 def test_a_call_that_the_models_own_limit_for_requests_without_one_has_cut(named, told, status):
     asked = ResponsesRequest(input="hi", model="m", tools=[TOOL], max_output_tokens=named)
-    said = ResponseWording(asked, "resp_1", model(max_tokens=4))
+    said = ResponseWording(asked, "resp_1", model(max_tokens=4), 100)
     response = Response.model_validate(said.whole(whole_chat({"tool_calls": [CUT_CALL]}, "tool_calls")))
     assert (response.max_output_tokens, response.status) == (told, status)
 
@@ -218,7 +219,31 @@ def test_a_stream_of_text():
     ]
     assert told[4].logprobs[0].token == "a"
     response = told[-1].response
+    assert [logprob.token for logprob in response.output[0].content[0].logprobs] == ["a"]
     assert (response.output_text, response.status, response.usage.output_tokens) == ("Once", "incomplete", 4)
+
+
+@pytest.mark.parametrize(
+    ("asked", "most", "told"),
+    [(True, 6, ["Hm", "O", "n", "ce"]), (True, 5, None), (False, 6, None)],
+    ids=["asked for", "too many at once", "not asked for"],
+)
+def test_the_last_event_has_the_log_probabilities_of_the_whole_answer(asked, most, told):
+    """Three positions have no other token beside their own, and one has two."""
+    alone = {**POSITION, "top_logprobs": []}
+    thought, *begin, end = ({**alone, "token": token} for token in ("Hm", "O", "n", "ce"))
+    end["top_logprobs"] = POSITION["top_logprobs"] * 2
+    events = streamed_by(
+        wording(include=["message.output_text.logprobs"] if asked else None, max_logprobs=most),
+        chunk({"reasoning": "Hm"}, logprobs={"content": [thought]}),
+        chunk({"content": "On"}, logprobs={"content": begin}),
+        chunk({"content": "ce"}, "stop", logprobs={"content": [end]}),
+        chunk() + "data: [DONE]\n\n",
+    )
+    logprobs = events[-1].response.output[1].content[0].logprobs
+    assert (logprobs and [logprob.token for logprob in logprobs]) == told
+    if told:
+        assert len(logprobs[-1].top_logprobs) == 2
 
 
 def test_a_stream_of_reasoning_text_and_two_calls_in_pieces_that_hold_several_events():

@@ -140,7 +140,8 @@ def test_a_service_tier_may_be_the_deployments_own():
 )
 def test_the_response_tells_the_service_tier_that_was_asked_for(given, told):
     asked, _ = read(json.dumps({"input": "hi", **given}).encode(), LIMITS, ANONYMOUS)
-    assert ResponseWording(asked, "resp_1", model(100)).response("m", [], None, None).service_tier == told
+    said = ResponseWording(asked, "resp_1", model(100), 100)
+    assert said.response("m", [], None, None).service_tier == told
 
 
 def test_what_is_not_asked_for_is_left_to_the_chats_defaults():
