@@ -1,22 +1,31 @@
 """A request's prompt as tokens, before any prefill is asked for.
 
-Owns the use of vLLM's renderer, so that a prompt that is too long, a template that fails or an
-unsatisfiable max_tokens is refused at once, so that prefill receives exactly the tokens that decode will
-use, and so that a prompt is tokenised once. Also owns which requests the prefill tier cannot take.
+Owns the use of vLLM's renderer, so that a prompt that is too long, a template that fails, an unsatisfiable
+max_tokens or an image that cannot be fetched is refused at once, so that prefill receives exactly the tokens
+that decode will use, and so that a prompt is tokenised once. Also owns which requests the prefill tier
+cannot take.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
+from aiohttp import (
+    ClientConnectorDNSError,
+    ClientConnectorError,
+    ClientError,
+    ClientResponseError,
+    ClientSSLError,
+)
 from jinja2 import TemplateError
 from PIL.Image import DecompressionBombError
 from pydantic_core import to_jsonable_python
 from ray.serve.llm.openai_api_models import ErrorResponse
-from vllm.exceptions import GracefulHTTPError, VLLMClientError
+from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMUnprocessableEntityError
 
 from decode_node.answers import NOT_TAKEN, error_response
 from slo.model_digest import OTHER_MODEL
@@ -33,6 +42,18 @@ _TEXT_PARTS = frozenset({None, "text", "input_text", "output_text", "refusal", "
 _MEDIA_KEYS = frozenset({"image_url", "audio_url", "video_url", "input_audio"})
 _RENDERED_FIELDS = ("tools", "documents", "chat_template_kwargs")
 """What a chat template puts into the prompt beside the messages."""
+_TOO_MUCH: Final = (NotImplementedError, DecompressionBombError, RecursionError)
+"""Of media in another form, or so large that vLLM does not get to look at its size, and of what is nested
+too deep; by itself vLLM would answer it as the server's fault."""
+_FETCH_FAILED: Final = "Failed to fetch media from URL: "
+"""How vLLM begins to say that a host has refused what it was asked for."""
+_NOT_REACHED: Final = (
+    (TimeoutError, "it did not answer in time"),
+    (ClientConnectorDNSError, "its name was not found"),
+    (ClientSSLError, "its TLS or its certificate was not accepted"),
+    (ClientConnectorError, "it takes no connection"),
+)
+"""What a fetch fails with, and what that says of the host; of anything else, that its answer broke off."""
 
 
 class LocalReason(enum.StrEnum):
@@ -87,12 +108,11 @@ async def render(engine: Any, request: Any, *, is_chat: bool, max_model_len: int
         result = await (
             serving.render_chat_request(copy) if is_chat else serving.render_completion_request(copy)
         )
-    except (*NOT_TAKEN, TemplateError, VLLMClientError, GracefulHTTPError) as error:
-        return _as_error(serving.create_error_response(error), is_chat=is_chat)
-    # Of media in another form, or so large that vLLM does not get to look at its size, and of what is nested
-    # too deep; by itself it would be answered as the server's fault.
-    except (NotImplementedError, DecompressionBombError, RecursionError) as error:
-        return _as_error(serving.create_error_response(str(error)), is_chat=is_chat)
+    except (ClientError, TimeoutError, VLLMUnprocessableEntityError) as error:
+        return _unfetched(request, error)
+    except (*NOT_TAKEN, TemplateError, VLLMClientError, GracefulHTTPError, *_TOO_MUCH) as error:
+        told = str(error) if isinstance(error, _TOO_MUCH) else error
+        return _as_error(serving.create_error_response(told), is_chat=is_chat)
     if hasattr(result, "error"):
         return _as_error(result, is_chat=is_chat)
     inputs = result[1] if is_chat else result
@@ -188,12 +208,42 @@ def computed_of_each(request: Any) -> int:
 
 def has_media(request: Any) -> bool:
     """Whether a request brings more than text, by the parts of its messages."""
+    return any(
+        part.get("type") not in _TEXT_PARTS or not _MEDIA_KEYS.isdisjoint(part) for part in _parts(request)
+    )
+
+
+def _parts(request: Any) -> Iterator[dict[str, Any]]:
     contents = (message.get("content") for message in getattr(request, "messages", ()))
     parts = (part for content in contents if isinstance(content, list) for part in content)
-    return any(
-        isinstance(part, dict) and (part.get("type") not in _TEXT_PARTS or not _MEDIA_KEYS.isdisjoint(part))
-        for part in parts
-    )
+    return (part for part in parts if isinstance(part, dict))
+
+
+def _hosts(request: Any) -> list[str]:
+    """From where a request has media fetched."""
+    given = (part[key] for part in _parts(request) for key in _MEDIA_KEYS & part.keys())
+    urls = (value.get("url") if isinstance(value, dict) else value for value in given)
+    hosts = (urlsplit(url.strip()).hostname for url in urls if isinstance(url, str))
+    return sorted({host for host in hosts if host})
+
+
+def _unfetched(request: Any, error: Exception) -> ErrorResponse:
+    """The error for media that could not be fetched: another replica would ask the same hosts.
+
+    Raises:
+        Exception: the given one, of a request that has nothing fetched.
+    """
+    if not (hosts := _hosts(request)):
+        raise error
+    if isinstance(error, VLLMUnprocessableEntityError):
+        why = str(error.args[0]).removeprefix(_FETCH_FAILED)
+    elif isinstance(error, ClientResponseError):
+        why = f"HTTP {error.status} error"
+    else:
+        reasons = (reason for kind, reason in _NOT_REACHED if isinstance(error, kind))
+        why = next(reasons, "its answer broke off")
+    message = f"media could not be fetched from {', '.join(hosts)}: {why}"
+    return error_response(BAD_REQUEST, "invalid_request_error", message, "messages")
 
 
 def prompt_logprobs(request: Any) -> int | None:
