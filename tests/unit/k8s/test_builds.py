@@ -11,7 +11,7 @@ from manifests import K8S, built, compose, overlay, pod_templates, problems, ray
 OVERLAYS = {"cpu-kind": (), "h100": (), "production": ("monitoring", "network-policy", "gcs-ft")}
 COMPONENTS = sorted(
     (path.name for path in (K8S / "components").iterdir()),
-    key=lambda name: (name in {"grpc", "tracing"}, name),  # after the policies that it changes
+    key=lambda name: (name in {"external-redis", "grpc", "tracing"}, name),  # after what they change
 )
 STARTS_WITHIN_S = 1800
 """What a cluster is given from nothing to its last replica: nodes, image and model."""
@@ -20,13 +20,17 @@ EXCLUSIVE = {"grpc", "incremental-upgrade"}
 
 
 def combinations(base, *, in_pairs):
-    """Components that may be added to an overlay: all subsets, or of those the pairs and the largest."""
+    """Components that may be added to an overlay: all subsets, or of those the pairs and the largest.
+
+    A Redis of one's own is tried where it replaces another one.
+    """
     free = [name for name in COMPONENTS if name not in OVERLAYS[base]]
     for count in range(len(free) + 1):
         if in_pairs and 2 < count < len(free) - 1:
             continue
         for chosen in itertools.combinations(free, count):
-            if not set(chosen) >= EXCLUSIVE:
+            without_other = "external-redis" in chosen and "gcs-ft" not in (*chosen, *OVERLAYS[base])
+            if not set(chosen) >= EXCLUSIVE and not without_other:
                 yield chosen
 
 

@@ -3,7 +3,7 @@
 import ipaddress
 
 import pytest
-from manifests import compose, labelled, overlay, pod_templates
+from manifests import compose, labelled, overlay, pod_templates, ray_service
 
 OURS = "slackserve"
 NAMESPACES = {
@@ -29,6 +29,7 @@ ADDRESSES = {
     "metadata": "169.254.169.254",
     "private": "10.20.0.9",
     "dns-of-the-node": "169.254.20.10",
+    "external-redis": "192.0.2.10",
 }
 
 
@@ -169,6 +170,24 @@ def test_spans_leave_with_their_component_only(policies, pods, tmp_path):
     ]
     assert reaches(opened, pods, "decode", "collector", 4317)
     assert not reaches(opened, pods, "decode", "collector", 443)
+
+
+@pytest.mark.parametrize("base", ["production", "h100"])
+def test_an_external_redis_is_reached_with_its_component_only(base, policies, pods, tmp_path):
+    assert not reaches(policies, pods, "head", "external-redis", 6379)
+    components = {"production": ["external-redis"], "h100": ["network-policy", "external-redis"]}[base]
+    objects = compose(tmp_path, base, components)
+    opened = [each for each in objects if each["kind"] == "NetworkPolicy"]
+    for source in ("head", "cleanup"):
+        assert reaches(opened, pods, source, "external-redis", 6379)
+        assert reaches(opened, pods, source, "redis", 6379)  # of a cluster from before
+    for source in ("ingress", "prefill", "decode"):
+        assert not reaches(opened, pods, source, "external-redis", 6379)
+    assert not reaches(opened, pods, "head", "external-redis", 22)
+    assert not [each for each in objects if each["kind"] in ("StatefulSet", "Service")]
+    fault_tolerance = ray_service(objects)["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]
+    given = ray_service(overlay("production"))["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]
+    assert fault_tolerance == given | {"redisAddress": "192.0.2.10:6379"}
 
 
 @pytest.mark.parametrize("resolver", ["dns", "dns-of-the-node"])
