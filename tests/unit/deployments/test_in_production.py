@@ -14,3 +14,11 @@ def test_the_unit_goes_on_when_one_process_is_killed_for_memory():
     unit.optionxform = str
     unit.read_string(text)
     assert unit["Service"]["OOMPolicy"] == "continue"
+
+
+def test_variables_without_which_logs_fill_the_disk_are_among_those_to_set():
+    (row,) = [line for line in (DOCS / "logs.md").read_text().splitlines() if "as large as the disk" in line]
+    table = DEPLOYING.split("\n## In production\n")[1].split("\n\n")[0]
+    rotating = re.findall(r"`(RAY_\w+)`", row)
+    assert rotating
+    assert [name for name in rotating if f"`{name}`" not in table] == []
