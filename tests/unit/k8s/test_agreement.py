@@ -290,7 +290,7 @@ MISTAKES = {
     "for 2 pods": in_serve_config("ingress_replicas: 2", "ingress_replicas: 1"),
     "port serve": in_serve_config("port: 8000", "port: 8001"),
     "does not ask over HTTPS": in_serve_config(
-        "port: 8000}", "port: 8000, ssl_certfile: /tls/crt, ssl_keyfile: /tls/key}"
+        "port: 8000,", "port: 8000, ssl_certfile: /tls/crt, ssl_keyfile: /tls/key,"
     ),
     "port slo-monitor": in_serve_config("port: 9465", "port: 9466"),
     "port nixl": in_serve_config("log_json: true", "kv_transfer: {prefill_port: 21000}"),
