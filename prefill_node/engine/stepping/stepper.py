@@ -49,7 +49,7 @@ COMPOSED_AHEAD_S: Final = 0.05
 host's time for a step, which is what that saves, is little of it."""
 
 
-_OFTEN: Final = 3
+_OFTEN: Final = 2
 """A prefill that has lost its memory so many times keeps it where `Memory.lost_often` says so."""
 
 
