@@ -1,20 +1,22 @@
 """Models whose KV cache is in several groups, or of layers that attend to a window of tokens only.
 
-Owns which of them decode takes, and that both tiers keep what the last token of a prompt attends to. Which
-blocks a window has passed, and which of the others are pulled, is vLLM's.
+Owns which of them decode takes, whether requests give back blocks before they end, and that both tiers keep
+what the last token of a prompt attends to. Which blocks a window has passed, and which of the others are
+pulled, is vLLM's.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
+from vllm.v1.core.single_type_kv_cache_manager import RSWAManager, SlidingWindowManager
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.single_type_kv_cache_manager import SingleTypeKVCacheManager
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
 NULL_BLOCK: Final = 0
@@ -56,6 +58,22 @@ def _are_taken(specs: Sequence[KVCacheSpec]) -> bool:
     if not {type(spec) for spec in specs} <= _TAKEN:
         return False
     return len({(spec.block_size, spec.num_kv_heads, spec.head_size, spec.dtype) for spec in specs}) == 1
+
+
+def keeps_all(memory: KVCacheManager, tokens: int) -> bool:
+    """Whether no request of so many tokens gives back a block before it ends, of whichever group.
+
+    Args:
+        memory: Of an engine, once it keeps what `keep_for_last_token` says.
+        tokens: That a request has at most.
+    """
+    return not any(_gives_back(manager, tokens) for manager in memory.coordinator.single_type_managers)
+
+
+def _gives_back(manager: SingleTypeKVCacheManager, tokens: int) -> bool:
+    # With RSWA what lies between the prompt and the window is given back, and the method does not tell.
+    passed: int = manager.get_num_skipped_tokens(tokens)
+    return isinstance(manager, RSWAManager) or passed >= manager.block_size
 
 
 def keep_for_last_token(memory: KVCacheManager) -> None:

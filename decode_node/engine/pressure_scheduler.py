@@ -29,6 +29,7 @@ from decode_node.engine.view import StreamView
 from decode_node.requests.dropping import DROPPED
 from decode_node.requests.leaving import LEFT
 from decode_node.scheduler import CarryingScheduler
+from kv_transfer.cache_groups import keeps_all
 from kv_transfer.swap.book import SwapBook
 from slo.decode.drop import overdue
 from slo.decode.output_length import OutputLengths
@@ -56,7 +57,8 @@ class PressureScheduler(CarryingScheduler):
     """`scheduler_cls` of a decode replica that acts under pressure.
 
     Raises:
-        ValueError: when the engine decodes speculatively or keeps its KV cache in several groups of blocks.
+        ValueError: when the engine decodes speculatively or keeps its KV cache in several groups of blocks,
+            or when requests give back blocks before they end.
     """
 
     running: list[Request]
@@ -67,17 +69,7 @@ class PressureScheduler(CarryingScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if (
-            self.num_spec_tokens
-            or self.vllm_config.max_concurrent_batches > 1
-            or len(self.kv_cache_config.kv_cache_groups) != 1
-        ):
-            raise ValueError(
-                "a decode engine that acts under pressure decodes without speculation, one step at a time, a "
-                "model whose KV cache is in one group of blocks; of full and sliding-window attention "
-                "disable_hybrid_kv_cache_manager: true in decode.engine_kwargs makes one group, otherwise "
-                "leave pressure.enabled off"
-            )
+        self._refuse_what_it_cannot_count()
         setup = DecodeSetup.of(self.vllm_config)
         tiers, self._drop_after_s = setup.tiers(), setup.drop_after_s
         threshold = int(self.scheduler_config.long_prefill_token_threshold)
@@ -98,6 +90,25 @@ class PressureScheduler(CarryingScheduler):
         self._report = PressureReport(
             self._view, self._pace, self._admission, self._lengths, tiers, self._swaps
         )
+
+    def _refuse_what_it_cannot_count(self) -> None:
+        if (
+            self.num_spec_tokens
+            or self.vllm_config.max_concurrent_batches > 1
+            or len(self.kv_cache_config.kv_cache_groups) != 1
+        ):
+            raise ValueError(
+                "a decode engine that acts under pressure decodes without speculation, one step at a time, a "
+                "model whose KV cache is in one group of blocks; of full and sliding-window attention "
+                "disable_hybrid_kv_cache_manager: true in decode.engine_kwargs makes one group, otherwise "
+                "leave pressure.enabled off"
+            )
+        if not keeps_all(self.kv_cache_manager, int(self.max_model_len)):
+            raise ValueError(
+                "a decode engine that acts under pressure counts what a sequence holds by its length, but "
+                "this model's layers give back what their window has passed; leave pressure.enabled off, or "
+                f"set max_model_len ({self.max_model_len}) to no more than the window"
+            )
 
     def add_request(self, request: Request) -> None:
         """Queue a request; it brings its tier and its objective."""

@@ -1,7 +1,8 @@
 """The requests of a decode engine as the decision rules see them.
 
-Reads vLLM's scheduler and changes nothing in it. Serves models whose KV cache is in one group of blocks;
-those of several are refused on the decode tier (see `kv_transfer.connector`).
+Reads vLLM's scheduler and changes nothing in it. Serves models whose KV cache is in one group of blocks, of
+which a request gives back none before it ends; the others are refused (see
+`decode_node.engine.pressure_scheduler`).
 """
 
 from __future__ import annotations

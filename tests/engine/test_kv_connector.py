@@ -87,12 +87,20 @@ def test_a_prefill_whose_token_ends_the_answer_keeps_no_blocks(models, monkeypat
         running.check_at_rest()
 
 
-def test_a_model_of_several_cache_groups_is_refused_under_pressure_with_a_remedy(models, monkeypatch):
+@pytest.mark.parametrize(
+    ("architecture", "changes", "remedy"),
+    [
+        ("gemma3_text", {}, "disable_hybrid_kv_cache_manager: true"),
+        ("mistral", {"sliding_window": 64}, "leave pressure.enabled off, or set max_model_len"),
+    ],
+)
+def test_a_model_with_windows_is_refused_under_pressure_with_a_remedy(
+    models, monkeypatch, architecture, changes, remedy
+):
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     monkeypatch.setenv("VLLM_NIXL_SIDE_CHANNEL_PORT", str(free_port()))
-    model = str(models("gemma3_text"))
     options = {"dtype": "float32", "enforce_eager": True, "distributed_executor_backend": "mp"}
-    options |= {"scheduler_cls": PRESSURE_SCHEDULER, "async_scheduling": False}
-    with pytest.raises(ValueError, match="disable_hybrid_kv_cache_manager: true"):
-        LLM(model, **options, **tier(KVRole.DECODE))
+    options |= {"scheduler_cls": PRESSURE_SCHEDULER, "async_scheduling": False, "hf_overrides": changes}
+    with pytest.raises(ValueError, match=remedy):
+        LLM(str(models(architecture)), **options, **tier(KVRole.DECODE))

@@ -52,15 +52,17 @@ def build(  # noqa: PLR0913 - most have a default
     budget=2048,
     additional=None,
     window=0,
+    one_window=False,
     transfer=None,
     whole_images=False,
 ):
     """A scheduler of this class with so many usable blocks of 16 tokens; those of one test share a config.
 
     A step takes `budget` tokens, of a prompt `chunk`; 0 for as many as the step takes.
-    With a window its second layer attends to so many tokens only. With `transfer`, which are the arguments of
-    vLLM's `KVTransferConfig`, it has a connector; a block takes `BLOCK_BYTES` then. `whole_images` is what
-    vLLM says of a model each of whose image tokens attends to all of the image.
+    With a window its second layer attends to so many tokens only, with `one_window` its only one. With
+    `transfer`, which are the arguments of vLLM's `KVTransferConfig`, it has a connector; a block takes
+    `BLOCK_BYTES` then. `whole_images` is what vLLM says of a model each of whose image tokens attends to all
+    of the image.
     """
     config = _config(model)
     config.model_config.is_mm_prefix_lm = whole_images
@@ -71,9 +73,10 @@ def build(  # noqa: PLR0913 - most have a default
     config.kv_transfer_config = KVTransferConfig(**transfer) if transfer else None
     config.cache_config.num_gpu_blocks = blocks + 1
     sizes = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
-    groups = [KVCacheGroupSpec(["layer.0"], FullAttentionSpec(**sizes))]
+    specs = [] if one_window else [FullAttentionSpec(**sizes)]
     if window:
-        groups.append(KVCacheGroupSpec(["layer.1"], SlidingWindowSpec(**sizes, sliding_window=window)))
+        specs.append(SlidingWindowSpec(**sizes, sliding_window=window))
+    groups = [KVCacheGroupSpec([f"layer.{number}"], spec) for number, spec in enumerate(specs)]
     memory = KVCacheTensor(BLOCK_BYTES * (blocks + 1), ["layer.0"], 0, BLOCK_BYTES)
     kv = KVCacheConfig(num_blocks=blocks + 1, kv_cache_tensors=[memory], kv_cache_groups=groups)
     return scheduler_cls(

@@ -10,11 +10,17 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     MambaSpec,
     MLAAttentionSpec,
+    RSWASpec,
     SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
 
-from kv_transfer.cache_groups import SeveralCacheGroupsError, keep_for_last_token, refuse_several_groups
+from kv_transfer.cache_groups import (
+    SeveralCacheGroupsError,
+    keep_for_last_token,
+    keeps_all,
+    refuse_several_groups,
+)
 
 BLOCK = 16
 SIZES = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
@@ -88,3 +94,22 @@ def test_full_attention_is_left_alone():
     keep_for_last_token(memory)
     (manager,) = memory.coordinator.single_type_managers
     assert manager.get_num_skipped_tokens(4096) == 0
+
+
+@pytest.mark.parametrize(
+    ("specs", "tokens", "keeps"),
+    [
+        ([FULL], 4096, True),
+        ([LATENT], 4096, True),
+        ([windowed(64)], 64, True),
+        ([windowed(64)], 96, False),
+        ([windowed(64)], 4096, False),
+        ([FULL, windowed(64)], 4096, False),
+        ([CHUNKED], 4096, False),
+        ([RSWASpec(**SIZES, rswa_window=64)], 4096, False),
+    ],
+)
+def test_whether_requests_keep_their_blocks_to_their_end(specs, tokens, keeps):
+    memory = KVCacheManager(cache_of(*specs), 4096, BLOCK, BLOCK, enable_caching=False)
+    keep_for_last_token(memory)
+    assert keeps_all(memory, tokens) == keeps
