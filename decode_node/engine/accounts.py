@@ -33,7 +33,7 @@ class Away(NamedTuple):
         arrived_s: When it reached the engine first.
         since_s: When its memory was taken.
         left_s: When it left.
-        tokens: Whose KV it lost.
+        tokens: Whose KV is to be computed.
         first_s: When its first token was there.
         first_tokens: How many tokens it had then.
     """

@@ -37,8 +37,9 @@ class Leavers:
         self.takes = _AT_FIRST
 
     def leave(self, request: Request, account: StreamAccount, preemptions: int, now_s: float) -> None:
-        """A request leaves."""
-        self._remember(account, preemptions, request.num_computed_tokens, now_s)
+        """A request leaves, perhaps while it computes its sequence again, of which prefill computes all."""
+        tokens = max(request.num_computed_tokens, request.num_tokens - 1)
+        self._remember(account, preemptions, tokens, now_s)
 
     def leave_again(self, account: StreamAccount, now_s: float) -> None:
         """One that was back has got no KV and will try again."""
