@@ -3,8 +3,8 @@
 They run in the EngineCore process of a decode replica. The connector pulls the KV cache of the prompt, and
 the request is then one that has generated its carried tokens and computes the last of them next. It is the
 same whether or not a step is composed while the one before it still runs. Owns, too, whose pull has failed
-where a model's KV cache is in several groups, which models have no prompt cut into chunks of ours, and that
-an answer ends whose grammar takes too long.
+where a model's KV cache is in several groups, how many pulls are done, which models have no prompt cut into
+chunks of ours, and that an answer ends whose grammar takes too long.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from vllm.v1.request import RequestStatus
 from decode_node.grammars.bounded import TOO_SLOW, BoundedGrammar
 from kv_transfer.cache_groups import NULL_BLOCK, keep_for_last_token
 from sampling.carried import Carried
+from telemetry.pulls import PULLS_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 
@@ -34,6 +36,8 @@ class CarryingScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types 
             # Each token of an image attends to all of it, and vLLM parts one that a chunk begins with.
             self.scheduler_config.long_prefill_token_threshold = 0
         keep_for_last_token(self.kv_cache_manager)
+        self._pulls_done = 0
+        """Requests whose pull is done since the last statistics."""
 
     def add_request(self, request: Request) -> None:
         """Queue a request with what has been generated of it."""
@@ -43,6 +47,25 @@ class CarryingScheduler(Scheduler):  # type: ignore[misc] # vLLM ships no types 
                 # vLLM counts no more cached tokens than the prompt has; more can be cached, or pulled, here.
                 request.prefill_stats = None
         super().add_request(request)
+
+    def make_stats(self, *args: Any, **kwargs: Any) -> Any:
+        """Statistics as vLLM keeps them, with how many pulls are done since the last ones."""
+        stats = super().make_stats(*args, **kwargs)
+        if stats is not None and self._pulls_done:
+            self._tell(stats, PULLS_KEY, self._pulls_done)
+            self._pulls_done = 0
+        return stats
+
+    def _tell(self, stats: Any, key: str, what: Any) -> None:
+        """Put something of ours among a step's statistics."""
+        nothing = self.connector.build_kv_connector_stats().data
+        stats.kv_connector_stats = {**nothing, **(stats.kv_connector_stats or {}), key: what}
+
+    def _update_from_kv_xfer_finished(self, kv_connector_output: KVConnectorOutput) -> None:
+        """Take in whose pulls are over, at all ranks; a request with a failed one has ended before."""
+        for name in kv_connector_output.finished_recving or ():
+            self._pulls_done += self.requests[name].status != RequestStatus.FINISHED_ERROR
+        super()._update_from_kv_xfer_finished(kv_connector_output)
 
     def _try_promote_blocked_waiting_request(self, request: Request) -> bool:
         """Whether a request has what it has waited for; if that is its compiled grammar, it is bounded."""

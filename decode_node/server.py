@@ -111,7 +111,6 @@ class DecodeNodeConfig:
         leaves: Whether the prefill tier computes the KV of streams again that lose it here.
         droppable: Tiers whose streams may be ended for lack of memory.
         hung_after_s: Seconds without progress before which its engine does not count as hung.
-        prefill_ranks: Tensor parallel size of the prefill replicas.
         digest: Of the model that it serves.
     """
 
@@ -132,7 +131,6 @@ class DecodeNodeConfig:
     leaves: bool = False
     droppable: frozenset[Tier] = frozenset()
     hung_after_s: float = HUNG_AFTER_S
-    prefill_ranks: int = 1
     digest: ModelDigest = UNTOLD
 
 
@@ -165,7 +163,7 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
             *monitor_client.METRICS,
         )
         self._tap = EngineTap("decode", self._instruments)
-        self._tap.attach(self.engine, node.prefill_ranks)
+        self._tap.attach(self.engine)
         self._background = Background()
         self._tier = PrefillTier(self._prefill_handle, self._background)
         by_tier = turns_by_tier(client.vllm_config)

@@ -133,7 +133,6 @@ def _decode_node(config: SlackServeConfig, cores: CorePlan, digest: ModelDigest)
         leaves=config.pressure.enabled and config.pressure.reprefill,
         droppable=config.pressure.droppable(tiers),
         hung_after_s=config.decode.hung_after(config.accelerator),
-        prefill_ranks=config.prefill.tensor_parallel_size,
         digest=digest,
     )
 

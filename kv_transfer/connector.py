@@ -37,6 +37,7 @@ from kv_transfer.side_channel import ask_about_leases, probe, serve_handshakes
 from kv_transfer.swap.book import SwapBook, SwapStep, pool_blocks
 from kv_transfer.swap.host_blocks import HostBlocks, SwapSpeed
 from telemetry.pressure import PRESSURE_KEY
+from telemetry.pulls import PULLS_KEY
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _SWAP_BYTES: Final = "slackserve_swap_bytes"
+_OURS: Final = frozenset({PRESSURE_KEY, PULLS_KEY})
+"""What of a step's statistics is not vLLM's."""
 _ASKERS: Final = 4
 _READ: Final = re.compile(r".*:[1-9][0-9]{0,8}", re.DOTALL)
 """What decode notifies: a request, and how many workers read its blocks."""
@@ -106,7 +109,7 @@ class NixlConnector(NixlPullConnector):  # type: ignore[misc] # vLLM ships no ty
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
         """What vLLM's own loggers make of a step's statistics; ours, which travel along, are not theirs."""
-        given = {} if data is None else {name: value for name, value in data.items() if name != PRESSURE_KEY}
+        given = {name: value for name, value in (data or {}).items() if name not in _OURS}
         return super().build_kv_connector_stats(given or None)
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:

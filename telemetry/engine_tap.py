@@ -20,6 +20,7 @@ from slo.decode.headroom import DecodeLoad, ToldStreams
 from slo.reports import PACE_HOLDS_S
 from telemetry.catalogue import KV_BYTES, KV_SECONDS, KV_TRANSFERS, KV_USAGE
 from telemetry.pressure import PRESSURE_KEY, PressureFigures
+from telemetry.pulls import PULLS_KEY
 
 if TYPE_CHECKING:
     from telemetry.instruments import Instruments
@@ -64,10 +65,6 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         self._pressure: PressureFigures | None = None
         self._calm_steps = _CALM_STEPS
         self._ranks = 1
-        self._reads = 1
-        """Reads that vLLM counts for one transfer."""
-        self._done_reads = 0
-        """Reads that are done of transfers that are not complete."""
         self._is_timed = False
         """Whether a token was timed since the pace was told."""
         self._timed_at_s = -math.inf
@@ -75,12 +72,8 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         self._role = role
         self._instruments = instruments
 
-    def attach(self, engine: Any, prefill_ranks: int = 1) -> None:
+    def attach(self, engine: Any) -> None:
         """Listen to a started Ray Serve LLM engine.
-
-        Args:
-            engine: Which one.
-            prefill_ranks: How many ranks have the KV that it pulls, if it does.
 
         Raises:
             RuntimeError: when the engine keeps no statistics.
@@ -92,7 +85,6 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         manager.stat_loggers.append(self)
         config = engine._engine_client.vllm_config  # noqa: SLF001 - no public way in
         self._ranks = config.parallel_config.tensor_parallel_size
-        self._reads = reads_of_a_pull(config, prefill_ranks)
         cache = config.cache_config
         tokens = (cache.num_gpu_blocks or 0) * cache.block_size
         self.kv_tokens = int(min(tokens, cache.kv_cache_size_tokens or tokens))  # fewer, of several groups
@@ -155,28 +147,11 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         if figures.peak is not None:
             self._pressure = figures
 
-    def _record_transfers(self, stats: dict[str, list[float]]) -> None:
+    def _record_transfers(self, stats: dict[str, Any]) -> None:
         self._instruments.count(KV_BYTES, sum(stats.get("bytes_transferred", ())))
         for seconds in stats.get("transfer_duration", ()):
             self._instruments.observe(KV_SECONDS, seconds)
-        self._done_reads += len(stats.get("transfer_duration", ()))
-        done, self._done_reads = divmod(self._done_reads, self._reads)
-        self._instruments.count(KV_TRANSFERS, done, result="done")
+        self._instruments.count(KV_TRANSFERS, stats.get(PULLS_KEY, 0), result="done")
         # One rank alone may fail, and then no other tells of that transfer.
         for result, stat in (("failed", "num_failed_transfers"), ("expired", "num_kv_expired_reqs")):
             self._instruments.count(KV_TRANSFERS, -(-len(stats.get(stat, ())) // self._ranks), result=result)
-
-
-def reads_of_a_pull(decode: Any, prefill_ranks: int) -> int:
-    """How many reads vLLM makes of one request's KV, all ranks together.
-
-    Each decode rank reads from one prefill rank, or from several where prefill has more, but only from one of
-    those with the same KV.
-
-    Args:
-        decode: VLLM's configuration of the engine that pulls.
-        prefill_ranks: How many ranks have the KV.
-    """
-    model, ranks = decode.model_config, int(decode.parallel_config.tensor_parallel_size)
-    parts = 1 if model.use_mla else int(model.get_total_num_kv_heads())
-    return max(ranks, min(prefill_ranks, parts))

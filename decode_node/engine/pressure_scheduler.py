@@ -165,12 +165,7 @@ class PressureScheduler(CarryingScheduler):
         if stats is None or self.connector is None:
             return stats
         if (figures := self._report.take(self.requests, self._clock.ended_s)) is not None:
-            nothing = self.connector.build_kv_connector_stats().data
-            stats.kv_connector_stats = {
-                **nothing,
-                **(stats.kv_connector_stats or {}),
-                PRESSURE_KEY: msgspec.to_builtins(figures),
-            }
+            self._tell(stats, PRESSURE_KEY, msgspec.to_builtins(figures))
         return stats
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:

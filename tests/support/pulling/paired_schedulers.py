@@ -22,6 +22,7 @@ from decode_node.scheduler import CarryingScheduler
 from kv_transfer.connector import KVRole, kv_transfer_config
 from prefill_node.engine.scheduler import SlackScheduler
 from sampling.carried import CARRIED_XARG, KV_PARAMS
+from telemetry.pulls import PULLS_KEY
 
 NOTHING = (None,) * BLOCK
 TOKEN = 7
@@ -35,7 +36,7 @@ class Engine:
     def __init__(self, scheduler, window):
         init_none_hash(sha256)
         self.scheduler, self.pages = scheduler, Pages(window=window)
-        self.answers, self.ended = {}, {}
+        self.answers, self.ended, self.pulls_told = {}, {}, 0
         self._hasher = get_request_block_hasher(BLOCK, sha256)
 
     def add(self, name, prompt, max_tokens, **extra):
@@ -66,6 +67,8 @@ class Engine:
             kv_connector_output=transfer(output.kv_connector_metadata),
         )
         for outputs in self.scheduler.update_from_output(output, ran).values():
+            told = getattr(outputs.scheduler_stats, "kv_connector_stats", None) or {}
+            self.pulls_told += told.get(PULLS_KEY, 0)
             for one in outputs.outputs:
                 self.answers[one.request_id] += one.new_token_ids
                 if one.finish_reason is not None:

@@ -98,6 +98,21 @@ def test_of_a_failed_pull_nothing_is_used_and_the_others_go_on(model, length, fa
     pair.check_rest()
 
 
+@pytest.mark.parametrize("told_before", [0, 3])
+def test_pulls_that_are_done_are_told_once_and_those_that_have_failed_are_not(model, told_before):
+    pair = Pair.of(model, 40)
+    for number, fails in enumerate([(FULL,), (), (WINDOWED,), (), ()]):
+        pair.pull = lambda asked, fails=fails: Pull(asked, told_before, fails)
+        pair.ask(f"{number}", prompt(100, number), AN_ANSWER)
+        pair.step()
+    pair.decode.scheduler.finish_requests("4", RequestStatus.FINISHED_ABORTED)  # it is read to the end
+    pair.finish()
+    for _ in range(told_before + 1):
+        pair.step()
+    assert pair.decode.pulls_told == 3
+    pair.check_rest()
+
+
 @pytest.mark.parametrize("group", [FULL, WINDOWED])
 def test_a_running_request_with_such_a_block_ends_and_nobody_shares_what_it_had(model, group):
     pair, whole = Pair.of(model, 40), prompt(200, 1)

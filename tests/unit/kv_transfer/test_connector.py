@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_interface import (
 
 from kv_transfer.connector import NixlConnector, swap_slots, transfer_threads_apart
 from telemetry.pressure import PRESSURE_KEY
+from telemetry.pulls import PULLS_KEY
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_wherever_the_caller_was_moved_it_is_back(on_one_core):
 
 def test_vllms_loggers_get_along_with_the_statistics_that_travel_with_the_transfers():
     nothing = NixlConnector.build_kv_connector_stats().data
-    ours = {**nothing, PRESSURE_KEY: {"skipped": 3}}
+    ours = {**nothing, PRESSURE_KEY: {"skipped": 3}, PULLS_KEY: 2}
     transfer = {name: [1] for name in nothing}
     total = NixlConnector.build_kv_connector_stats(ours)
     assert total.is_empty()

@@ -14,6 +14,7 @@ from slo.reports import DecodeReported
 from slo.request import JobId, ReplicaId
 from telemetry.engine_tap import EngineTap
 from telemetry.pressure import PRESSURE_KEY, PressureFigures
+from telemetry.pulls import PULLS_KEY
 
 
 class Nothing:
@@ -183,29 +184,6 @@ def test_a_step_changes_the_pace_as_much_however_many_streams_it_has():
     assert few.tpot_s == many.tpot_s == pytest.approx(0.024)
 
 
-@pytest.mark.parametrize(
-    ("decode", "prefill", "heads", "reads"),
-    [
-        (1, 4, 8, 4),
-        (2, 8, 8, 8),
-        (4, 4, 8, 4),
-        (8, 2, 8, 8),
-        (1, 8, 2, 2),  # four ranks each have the same head
-        (2, 8, 1, 2),
-        (1, 4, None, 1),  # latent attention: all have the same
-    ],
-)
-def test_a_transfer_counts_once_from_however_many_ranks_it_is_read(decode, prefill, heads, reads):
-    instruments = Counting()
-    counted = instruments.counted
-    tap = EngineTap("decode", instruments)
-    tap.attach(engine_of(decode, heads), prefill)
-    for stats in ({"transfer_duration": [0.1] * 3 * reads}, {"num_failed_transfers": [1] * decode}):
-        scheduler = SimpleNamespace(kv_cache_usage=0.5, kv_connector_stats=stats, num_waiting_reqs=0)
-        tap.record(scheduler, None)
-    assert (counted["done"], counted["failed"]) == (3, 1)
-
-
 @pytest.mark.parametrize("ranks", [1, 8])
 def test_a_transfer_counts_once_however_many_ranks_tell_of_it(ranks):
     instruments = Counting()
@@ -220,8 +198,19 @@ def test_a_transfer_counts_once_however_many_ranks_tell_of_it(ranks):
     told(num_kv_expired_reqs=[1] * ranks, num_failed_transfers=[1] * 2 * ranks)
     told(num_failed_transfers=[1])
     told(transfer_duration=[0.1] * (ranks - 1))
-    told(transfer_duration=[0.1] * (ranks + 1))
+    told(transfer_duration=[0.1] * (ranks + 1), **{PULLS_KEY: 2})
     assert (counted["expired"], counted["failed"], counted["done"]) == (1, 3, 2)
+
+
+def test_a_transfer_of_which_one_rank_has_failed_is_not_done_whatever_the_others_have_read():
+    instruments = Counting()
+    counted = instruments.counted
+    tap = EngineTap("decode", instruments)
+    tap.attach(engine_of(2))
+    for _ in range(10):
+        stats = {"transfer_duration": [0.1], "num_failed_transfers": [1]}
+        tap.record(SimpleNamespace(kv_cache_usage=0.5, kv_connector_stats=stats, num_waiting_reqs=0), None)
+    assert (counted["done"], counted["failed"]) == (0, 10)
 
 
 @pytest.mark.parametrize(("size", "tokens"), [(70, 70), (None, 160), (500, 160)])
@@ -231,13 +220,12 @@ def test_where_tokens_take_blocks_in_several_groups_there_is_room_for_fewer(size
     assert tap.kv_tokens == tokens
 
 
-def engine_of(ranks, heads=8, size=160):
+def engine_of(ranks, size=160):
     config = SimpleNamespace(
         cache_config=SimpleNamespace(
             num_gpu_blocks=10, block_size=16, kv_cache_size_tokens=size, enable_prefix_caching=True
         ),
         parallel_config=SimpleNamespace(tensor_parallel_size=ranks),
-        model_config=SimpleNamespace(use_mla=heads is None, get_total_num_kv_heads=lambda: heads),
     )
     client = SimpleNamespace(logger_manager=SimpleNamespace(stat_loggers=[]), vllm_config=config)
     return SimpleNamespace(_engine_client=client)

@@ -41,12 +41,6 @@ def test_decode_is_told_how_many_log_probabilities_a_request_may_ask_for(options
 
 
 @pytest.mark.slow
-def test_decode_is_told_how_many_ranks_prefill_has(options, tiny):
-    options({"model": tiny, "accelerator": "cuda", "prefill": {"tensor_parallel_size": 2}})
-    assert options.nodes["decode"].prefill_ranks == 2
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "most_per_node", "surge_percent"),
     [

@@ -52,8 +52,7 @@ def test_the_router_is_told_whether_there_is_a_prefix_cache_and_of_which_model(c
         num_gpu_blocks=10, block_size=16, kv_cache_size_tokens=160, enable_prefix_caching=caches
     )
     parallel = SimpleNamespace(tensor_parallel_size=1)
-    model = SimpleNamespace(use_mla=True)
-    config = SimpleNamespace(cache_config=cache, parallel_config=parallel, model_config=model)
+    config = SimpleNamespace(cache_config=cache, parallel_config=parallel)
     manager = SimpleNamespace(stat_loggers=[])
     tap = EngineTap("prefill", Instruments())
     tap.attach(SimpleNamespace(_engine_client=SimpleNamespace(logger_manager=manager, vllm_config=config)))
