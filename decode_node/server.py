@@ -81,8 +81,8 @@ if TYPE_CHECKING:
 _PROMPT_PASS_S = 60.0
 """How long a pass with a part of a prompt may take is not known here; an engine hangs after five times this,
 which is vLLM's own limit for a pass."""
-_PACES = 4.0
-"""An engine that decodes hangs after five times this many of its tokens' time."""
+_STEPS = 4.0
+"""An engine that decodes hangs after five times the time of so many of its steps."""
 _STEPS_LEFT = 2
 """After so many more steps none has a prompt that nobody wants any more: the one that runs may have it, and
 one may have ended without being heard of yet."""
@@ -350,11 +350,11 @@ class DecodeServer(PDDecodeServer):  # type: ignore[misc] # Ray ships no types f
         await self._router.generated.remote(arrived.context.job_id, arrived.amount.tokens)
 
     def _pass_s(self) -> float:
-        """Predicted seconds of a pass: four times the pace, unless a prompt may be among what it computes."""
+        """Predicted seconds of a pass: that of four steps, unless a prompt may be among what it computes."""
         is_unheard = self._tap.steps < self._local.given_up_after + _STEPS_LEFT
         if self._local.computing or is_unheard or self._tap.recomputes:
             return _PROMPT_PASS_S
-        return _PACES * (self._tap.tpot_s or 0.0)
+        return _STEPS * (self._tap.step_s or 0.0)
 
     def _seen(self, _: tuple[Any, ...]) -> DecodeSeen:
         return DecodeSeen(self._ongoing)

@@ -102,7 +102,8 @@ class DecodeReported(Message):
         kv_usage: Fraction of its KV blocks in use.
         running: Requests that it has, those included that wait for a place or whose prefill still runs.
         kv_tokens: Tokens that its KV memory holds; 0 leaves it open.
-        tpot_s: Recent time per output token; None when no token came since the last report.
+        tpot_s: Recent time per output token of a stream, of which a step may bring several; None when no
+            token came since the last report.
         draining: Whether it is being shut down: it finishes what it has and takes no more.
         local_prefills: How many prompts it is to compute itself and has not computed yet, by whose they are.
         local_prompt_s: Recent seconds from the end of one of them to the end of the next.

@@ -40,7 +40,7 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         waiting: Requests for which it has no memory, or no place, yet.
         kv_tokens: Tokens that its KV memory holds; 0 when vLLM does not say.
         caches_prefixes: Whether it has a prefix cache.
-        tpot_s: Time per output token of late; None before the second token of a first request.
+        step_s: What a step takes of late; None before the second token of a first request.
         steps: How many steps have ended.
         load: What its streams hold and will hold; None when it does not say.
 
@@ -59,12 +59,14 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         self.waiting = 0
         self.kv_tokens = 0
         self.caches_prefixes = True
-        self.tpot_s: float | None = None
+        self.step_s: float | None = None
         self.steps = 0
         self.load: DecodeLoad | None = None
         self._pressure: PressureFigures | None = None
         self._calm_steps = _CALM_STEPS
         self._ranks = 1
+        self._step_tokens = 1.0
+        """How many tokens a step brings to each stream of late."""
         self._is_timed = False
         """Whether a token was timed since the pace was told."""
         self._timed_at_s = -math.inf
@@ -95,6 +97,11 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
         """Whether a pass may compute the prompt of a request anew whose KV memory was taken."""
         return self._calm_steps < _CALM_STEPS
 
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token of late; None before the second token of a first request."""
+        return None if self.step_s is None else self.step_s / self._step_tokens
+
     def newest_tpot_s(self) -> float | None:
         """The pace, to be told once: None when no token was timed since this was asked last."""
         is_timed, self._is_timed = self._is_timed, False
@@ -109,15 +116,8 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
     ) -> None:
         """Take one step's statistics, called by vLLM."""
         self.steps += 1
-        if getattr(iteration_stats, "num_preempted_reqs", 0):
-            self._calm_steps = 0
-        if latencies_s := getattr(iteration_stats, "inter_token_latencies_iter", None):
-            # A stream that was without memory, or left out of steps, brings all of its pause.
-            step_s, now_s = median(latencies_s), self._clock()
-            if self.tpot_s is None or now_s - self._timed_at_s >= PACE_HOLDS_S:
-                self.tpot_s = step_s
-            self.tpot_s += _NEWEST * (step_s - self.tpot_s)
-            self._is_timed, self._timed_at_s = True, now_s
+        if iteration_stats is not None:
+            self._record_tokens(iteration_stats)
         if scheduler_stats is None:
             return
         self.waiting = scheduler_stats.num_waiting_reqs
@@ -137,6 +137,22 @@ class EngineTap(StatLoggerBase):  # type: ignore[misc] # vLLM ships no types for
 
     def log_engine_initialized(self) -> None:
         """Nothing to say at start; part of vLLM's interface."""
+
+    def _record_tokens(self, stats: Any) -> None:
+        if stats.num_preempted_reqs:
+            self._calm_steps = 0
+        if not (latencies_s := stats.inter_token_latencies_iter):
+            return
+        # A stream that was without memory, or left out of steps, brings all of its pause.
+        step_s, now_s = median(latencies_s), self._clock()
+        # A stream begins with one token, may have several in a step with speculation, and none if it fails.
+        tokens = stats.num_generation_tokens - len(stats.time_to_first_tokens_iter)
+        tokens_each = max(1.0, tokens / len(latencies_s))
+        if self.step_s is None or now_s - self._timed_at_s >= PACE_HOLDS_S:
+            self.step_s, self._step_tokens = step_s, tokens_each
+        self.step_s += _NEWEST * (step_s - self.step_s)
+        self._step_tokens += _NEWEST * (tokens_each - self._step_tokens)
+        self._is_timed, self._timed_at_s = True, now_s
 
     def _record_pressure(self, figures: PressureFigures) -> None:
         figures.record(self._instruments)

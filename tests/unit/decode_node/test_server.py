@@ -14,6 +14,7 @@ from ray.serve.llm.deployment import PDDecodeServer
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest
+from vllm.v1.metrics.stats import IterationStats
 
 from decode_node.handshakes import NothingPulledError
 from decode_node.orchestrator import Orchestrator
@@ -218,7 +219,7 @@ async def test_a_prompt_whose_client_leaves_may_take_as_long_until_its_pass_has_
     server = DecodeServer.__new__(DecodeServer)
     server._tap = tap = EngineTap("decode", None)
     server._local = local = LocalPrefills(1, steps=lambda: tap.steps)
-    tap.tpot_s, short_s = 0.1, 0.4
+    tap.step_s, short_s = 0.1, 0.4
     assert server._pass_s() == short_s
 
     async def request():
@@ -247,11 +248,22 @@ async def test_an_engine_that_rests_when_somebody_looks_may_not_take_as_long_for
     server = DecodeServer.__new__(DecodeServer)
     server._tap = tap = EngineTap("decode", None)
     server._local = local = LocalPrefills(1, steps=lambda: tap.steps)
-    tap.tpot_s = 0.1
+    tap.step_s = 0.1
     async with local.counted():
         pass
     tap.steps += 2
     assert server._pass_s() == 0.4
+
+
+def test_a_pass_may_take_as_long_however_many_tokens_it_brings():
+    server = DecodeServer.__new__(DecodeServer)
+    server._tap = tap = EngineTap("decode", None)
+    server._local = LocalPrefills(1, steps=lambda: tap.steps)
+    tap.steps = 10
+    stats = IterationStats()
+    stats.inter_token_latencies_iter, stats.num_generation_tokens = [0.1, 0.1], 8
+    tap.record(None, stats)
+    assert server._pass_s() == pytest.approx(0.4)
 
 
 async def test_a_prompt_that_has_been_computed_leaves_nothing_behind():

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.metrics.stats import IterationStats, LoRARequestStates, RequestStateStats
 
 from router.fleet.decode_replica import DecodeView
 from slo.decode.headroom import DecodeLoad, ToldStreams
@@ -36,9 +38,36 @@ class Counting(Nothing):
 
 
 def step(tap, *, preempted=0, waiting=0):
-    iteration = SimpleNamespace(inter_token_latencies_iter=[], num_preempted_reqs=preempted)
+    iteration = IterationStats()
+    iteration.num_preempted_reqs = preempted
     scheduler = SimpleNamespace(kv_cache_usage=0.5, kv_connector_stats=None, num_waiting_reqs=waiting)
     tap.record(scheduler, iteration)
+
+
+def timed(*latencies_s):
+    """The statistics of a step with a token for each stream."""
+    iteration = IterationStats()
+    iteration.inter_token_latencies_iter = list(latencies_s)
+    iteration.num_generation_tokens = len(latencies_s)
+    return iteration
+
+
+class Streams:
+    """What vLLM counts of streams; each step ends 36 ms after the one before."""
+
+    def __init__(self, tap):
+        self._tap = tap
+        self._now_s = 0.0
+        self._streams = {}
+
+    def step(self, **tokens):
+        self._now_s += 0.036
+        iteration, adapters = IterationStats(), LoRARequestStates()
+        for name, count in tokens.items():
+            output = EngineCoreOutput(name, [7] * count)
+            begins, stream = name not in self._streams, self._streams.setdefault(name, RequestStateStats())
+            iteration.update_from_output(output, self._now_s, begins, stream, adapters, None)
+        self._tap.record(None, iteration)
 
 
 def test_how_many_wait_for_memory_is_as_the_last_step_says():
@@ -150,12 +179,12 @@ def test_what_lost_its_memory_is_recomputed_until_nothing_has_waited_for_a_while
 def test_the_pace_is_told_once_for_the_tokens_that_it_is_of():
     tap = EngineTap("decode", Nothing())
     assert tap.newest_tpot_s() is None
-    tap.record(None, SimpleNamespace(inter_token_latencies_iter=[0.02, 0.02]))
+    tap.record(None, timed(0.02, 0.02))
     assert tap.newest_tpot_s() == pytest.approx(0.02)
     step(tap)
     assert tap.newest_tpot_s() is None, "nothing has decoded since"
     assert tap.tpot_s == pytest.approx(0.02), "what a step takes is known nevertheless"
-    tap.record(None, SimpleNamespace(inter_token_latencies_iter=[0.02]))
+    tap.record(None, timed(0.02))
     assert tap.newest_tpot_s() == pytest.approx(0.02)
 
 
@@ -163,16 +192,16 @@ def test_the_pace_is_told_once_for_the_tokens_that_it_is_of():
 def test_the_pace_begins_anew_after_half_a_minute_without_a_token(idle_s, pace_s):
     now_s = 100.0
     tap = EngineTap("decode", Nothing(), lambda: now_s)
-    tap.record(None, SimpleNamespace(inter_token_latencies_iter=[0.2]))
+    tap.record(None, timed(0.2))
     now_s += idle_s
-    tap.record(None, SimpleNamespace(inter_token_latencies_iter=[0.02]))
+    tap.record(None, timed(0.02))
     assert tap.newest_tpot_s() == pytest.approx(pace_s)
 
 
 def test_the_pace_of_a_step_is_that_of_most_of_its_streams_not_of_one_that_comes_back():
     tap = EngineTap("decode", Nothing())
-    tap.record(None, SimpleNamespace(inter_token_latencies_iter=[0.02] * 8))
-    tap.record(None, SimpleNamespace(inter_token_latencies_iter=[0.02, 0.02, 30.0]))
+    tap.record(None, timed(*[0.02] * 8))
+    tap.record(None, timed(0.02, 0.02, 30.0))
     assert tap.tpot_s == pytest.approx(0.02)
 
 
@@ -180,8 +209,47 @@ def test_a_step_changes_the_pace_as_much_however_many_streams_it_has():
     few, many = EngineTap("decode", Nothing()), EngineTap("decode", Nothing())
     for tap, streams in ((few, 1), (many, 64)):
         for seconds in (0.02, 0.04):
-            tap.record(None, SimpleNamespace(inter_token_latencies_iter=[seconds] * streams))
+            tap.record(None, timed(*[seconds] * streams))
     assert few.tpot_s == many.tpot_s == pytest.approx(0.024)
+
+
+def test_of_a_step_with_several_tokens_for_each_stream_a_token_has_its_part():
+    tap = EngineTap("decode", Nothing())
+    streams = Streams(tap)
+    streams.step(a=1, b=1)
+    assert tap.newest_tpot_s() is None
+    for _ in range(5):
+        streams.step(a=3, b=3)
+        assert tap.newest_tpot_s() == pytest.approx(0.012)
+        assert tap.step_s == pytest.approx(0.036)
+
+
+def test_the_first_token_of_a_stream_is_none_that_the_others_have_had_in_that_step():
+    tap = EngineTap("decode", Nothing())
+    streams = Streams(tap)
+    streams.step(a=1)
+    streams.step(a=2, b=1, c=1)
+    assert tap.newest_tpot_s() == pytest.approx(0.018)
+
+
+def test_a_stream_that_ends_without_a_token_leaves_the_pace_what_the_step_takes():
+    tap = EngineTap("decode", Nothing())
+    streams = Streams(tap)
+    streams.step(a=1, b=1)
+    streams.step(a=1, b=0)
+    streams.step(a=0, b=0)
+    assert tap.newest_tpot_s() == pytest.approx(0.036)
+
+
+def test_steps_with_few_and_many_tokens_count_by_their_tokens():
+    tap = EngineTap("decode", Nothing())
+    streams = Streams(tap)
+    streams.step(a=1)
+    for _ in range(50):
+        streams.step(a=1)
+        streams.step(a=5)
+    assert tap.newest_tpot_s() == pytest.approx(0.012, rel=0.1)
+    assert tap.step_s == pytest.approx(0.036)
 
 
 @pytest.mark.parametrize("ranks", [1, 8])
