@@ -147,20 +147,24 @@ class Board:
         The end of a long queue is cut off first: the governor takes who is not named for one that has not
         reached the engine, which is nearly what those at the end are. A step is stopped only by somebody who
         knows its members and what is suspended; a view that is still too large goes without both, and with
-        its step marked as not to be stopped. So is one that would be stopped only for who comes later.
+        its step marked as not to be stopped. So is one that would be stopped only for who comes later, or of
+        which not all are told that it is not to be stopped for.
         """
         if self._view.store(view):
             return True
-        step = view.step and msgspec.structs.replace(view.step, stoppable=False)
         queue = view.queue[:_SHORT_QUEUE]
         first = [item.prefill.job_id for item in queue]
         passed = {job_id: view.passed[job_id] for job_id in first if job_id in view.passed}
-        cut = msgspec.structs.replace(view, queue=queue, passed=passed)
-        if view.none_can_start:
-            cut = msgspec.structs.replace(cut, step=step)
-        if not self._view.store(cut) and not self._view.store(SchedulerView(step, (), view.suspended)):
-            step = step and msgspec.structs.replace(step, members=())
-            self._view.store(SchedulerView(step))
+        stays = view.step and msgspec.structs.replace(view.step, stoppable=False)
+        cut = msgspec.structs.replace(view, queue=queue, step=stays if view.none_can_start else view.step)
+        for told in (
+            cut,
+            msgspec.structs.replace(cut, passed=passed, step=stays),
+            SchedulerView(stays, (), view.suspended),
+            SchedulerView(stays and msgspec.structs.replace(stays, members=())),
+        ):
+            if self._view.store(told):
+                break
         return False
 
     def append_events(self, records: Iterable[bytes]) -> int:

@@ -102,12 +102,19 @@ class Holders:
 
     Args:
         worth: What each counts for; who waits and holds nothing counts for its weight.
+
+    Attributes:
+        ended_blocks: Those of prefills that have ended, which decode is about to pull.
+        ends_first: Whoever can have ended, and freed its memory, first; None if none can go on. A prompt
+            between two chunks can once decode has pulled what has ended: two that would lack memory even then
+            would wait for each other.
     """
 
     def __init__(
         self,
         queue: Sequence[Queued],
         suspended: Sequence[Suspended],
+        free_blocks: int,
         memory: Memory,
         worth: Callable[[Prefill], float],
     ) -> None:
@@ -120,20 +127,14 @@ class Holders:
         )
         self._worths = [worth(one.prefill) for one in self._holders]
         self._held_blocks = [*accumulate([one.held_blocks for one in self._holders], initial=0)]
+        self.ended_blocks = max(0, memory.used_blocks - self._held_blocks[-1])
         self._ranks = {request: rank for rank, request in enumerate(memory.lost_often)}
+        most_blocks = free_blocks + self.ended_blocks
+        going_on: list[Holder] = [item for item in suspended if not item.blocked]
+        going_on += [one for one in self._chunked if one.missing_blocks <= most_blocks]
+        self.ends_first = min(going_on, key=lambda one: one.prefill.remaining_s, default=None)
         self._ahead: set[JobId] = set()
         self._found: dict[tuple[int, int, int, str], tuple[list[Holder], list[int]]] = {}
-
-    def ends_first(self, ready: Sequence[Suspended], free_blocks: int) -> Prefill | None:
-        """Whichever of them can have ended, and freed its memory, first; None if none of them can go on.
-
-        A prompt between two chunks can once decode has pulled what has ended. Two that would lack memory even
-        then would wait for each other.
-        """
-        most_blocks = free_blocks + max(0, self._memory.used_blocks - self._held_blocks[-1])
-        going_on = [item.prefill for item in ready]
-        going_on += [one.prefill for one in self._chunked if one.missing_blocks <= most_blocks]
-        return min(going_on, key=lambda prefill: prefill.remaining_s, default=None)
 
     def passed(self, item: Queued) -> None:
         """Those that are asked from now on would run after this one."""
@@ -144,22 +145,26 @@ class Holders:
         """Up to what worth one takes the memory of others."""
         return self._worth(item.prefill) if item.held_blocks else item.prefill.weight
 
+    def hold(self, worth: float, blocks: int) -> bool:
+        """Whether those worth up to this hold so many, which need not all become free."""
+        return self._held_blocks[bisect_right(self._worths, worth)] >= blocks
+
     def give_up(self, first: Queued, may_take: float, short_blocks: int) -> Sequence[Holder] | None:
         """Those worth up to `may_take` that free so many blocks for `first`; None if they do not.
 
         At least one does, and with its memory its place. Of those that would run before it only who is worth
         less gives up anything.
         """
-        lighter = bisect_left(self._worths, may_take)
-        most = bisect_right(self._worths, may_take)
         rank = self._ranks.get(first.request, math.inf)
-        if rank == math.inf and self._held_blocks[most] < short_blocks:
+        if rank == math.inf and not self.hold(may_take, short_blocks):
             return None
+        lighter, most = bisect_left(self._worths, may_take), bisect_right(self._worths, may_take)
         name = first.request if first.held_blocks or rank < math.inf else ""
         key = lighter, most, len(self._ahead), name
         if key not in self._found:
             holders = [one for one in self._giving(lighter, most, rank) if one is not first]
-            self._found[key] = holders, [*accumulate(self._memory.freed_blocks(holders))]
+            is_enough = sum([one.held_blocks for one in holders]) >= short_blocks
+            self._found[key] = holders, [*accumulate(self._memory.freed_blocks(holders) if is_enough else ())]
         holders, freed = self._found[key]
         count = bisect_left(freed, short_blocks) + 1
         return holders[:count] if count <= len(freed) else None
@@ -170,8 +175,9 @@ class Holders:
         giving = [*self._holders[:lighter], *equal]
         if rank == math.inf:
             return giving
-        heavier = [one for one in self._holders if one not in giving and rank < self._rank(one) < math.inf]
-        return [one for one in giving if rank < self._rank(one)] + heavier
+        known = {id(one) for one in giving}
+        heavier = [one for one in self._holders if id(one) not in known and self._rank(one) < math.inf]
+        return [one for one in (*giving, *heavier) if rank < self._rank(one)]
 
     def _rank(self, holder: Holder) -> float:
         names = holder.step.members if isinstance(holder, Suspended) else (holder.request,)

@@ -140,10 +140,10 @@ def choose(
         ordered = in_order(queue, suspended, now_s, rules)
     ready = [item for item in suspended if not item.blocked]
     room = FreeRoom(free_blocks, memory)
-    holders = Holders(queue, suspended, memory, lambda prefill: _worth(prefill, now_s, rules))
+    holders = Holders(queue, suspended, free_blocks, memory, lambda prefill: _worth(prefill, now_s, rules))
     choice = _first_that_fits(queue, ready, room, holders, now_s, rules, ordered)
     if choice is not None:
-        return choice
+        return _until_it_ends(choice, holders.ends_first)
     if suspended:
         last = min(suspended, key=lambda item: item.prefill.deadline_s)
         return Resume(last.step, none_can_start=True)
@@ -158,22 +158,19 @@ def _first_that_fits(
     now_s: float,
     rules: ChoiceRules,
     ordered: Sequence[Prefill],
-) -> Choice | None:
+) -> Start | Resume | None:
     """The first in order that can run with `room`, or what `holders` give up; None when none can."""
     fairness = rules.fairness
     steps = {item.prefill.job_id: item for item in ready}
     queued = {item.prefill.job_id: item for item in queue}
-    ends_first = holders.ends_first(ready, room.free_blocks)
     passed: dict[str, float] = {}
     for position, first in enumerate(ordered):
         boost = None if fairness is None else fairness.boost_of(first, now_s)
-        if ends_first is not None and first.job_id == ends_first.job_id:
-            passed = dict.fromkeys(passed, math.inf)  # this is what those with time are waiting for
         if (resumable := steps.get(first.job_id)) is not None:
             return Resume(resumable.step, boost, passed)
         item = queued[first.job_id]
         if not room.fits(item):
-            found = _who_gives_way(item, boost, room, holders, ends_first, now_s)
+            found = _who_gives_way(item, boost, room, holders, now_s)
             if found.given_up is None:
                 if found.may_take == math.inf:
                     return None
@@ -184,6 +181,19 @@ def _first_that_fits(
                 return _start_after_drops(item, found.given_up, boost, passed, rules)
         return _start(_until_suspended(ordered[position:], queued), room, boost, passed, now_s, rules)
     return None
+
+
+def _until_it_ends(choice: Start | Resume, awaited: Holder | None) -> Start | Resume:
+    """The same; if it is what those with time wait for, alone, they let it run to its end."""
+    if isinstance(awaited, Suspended):
+        is_awaited = isinstance(choice, Resume) and choice.step is awaited.step
+    else:
+        is_awaited = (
+            awaited is not None and isinstance(choice, Start) and choice.requests == (awaited.request,)
+        )
+    if not is_awaited or not choice.passed:
+        return choice
+    return msgspec.structs.replace(choice, passed=dict.fromkeys(choice.passed, math.inf))
 
 
 class _GivesWay(NamedTuple):
@@ -198,24 +208,28 @@ class _GivesWay(NamedTuple):
 
 
 def _who_gives_way(
-    item: Queued,
-    boost: Boost | None,
-    room: FreeRoom,
-    holders: Holders,
-    ends_first: Prefill | None,
-    now_s: float,
+    item: Queued, boost: Boost | None, room: FreeRoom, holders: Holders, now_s: float
 ) -> _GivesWay:
-    first = item.prefill
+    first, awaited = item.prefill, holders.ends_first
     room_s = slack_s(first.deadline_s, now_s, first.remaining_s)
     may_take = holders.may_take(item)
     if boost is not None:
         may_take = max(may_take, boost.guard)
     short_blocks = item.missing_blocks - room.free_blocks  # those who lose theirs may be those it shares with
+    if may_take < math.inf and awaited is not None and awaited.prefill.remaining_s <= room_s:
+        if awaited is item:
+            return _GivesWay(may_take, None, _looks_again_s(now_s, room_s))
+        until_s = now_s + room_s - awaited.prefill.remaining_s
+        return _GivesWay(may_take, None, until_s if holders.hold(may_take, short_blocks) else math.inf)
     given_up = holders.give_up(item, may_take, short_blocks)
-    if may_take == math.inf or ends_first is None or ends_first.remaining_s > room_s:
-        return _GivesWay(may_take, given_up)
-    until_s = math.inf if given_up is None else now_s + room_s - ends_first.remaining_s
-    return _GivesWay(may_take, None, until_s)
+    if given_up is None and room_s > 0 and holders.hold(may_take, short_blocks - holders.ended_blocks):
+        return _GivesWay(may_take, None, _looks_again_s(now_s, room_s))
+    return _GivesWay(may_take, given_up)
+
+
+def _looks_again_s(now_s: float, room_s: float) -> float:
+    """When one may find memory that decode is about to pull; more and more often, as its time runs out."""
+    return now_s + room_s / 2
 
 
 def _worth(prefill: Prefill, now_s: float, rules: ChoiceRules) -> float:

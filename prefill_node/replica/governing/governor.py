@@ -155,7 +155,8 @@ class Governor:
         if isinstance(decision, Preempt):
             self.ordered = decision.step_id
             return decision
-        recheck_at_s = min([at_s for at_s in view.passed.values() if at_s > now_s], default=math.inf)
+        later_s = [until_s for until_s in self._let_it_run(view).values() if until_s > now_s]
+        recheck_at_s = min(later_s, default=math.inf)
         return Keep(decision.reason, min(recheck_at_s, decision.recheck_at_s))
 
     def direct(
@@ -253,14 +254,20 @@ class Governor:
         Where nobody could start, what is suspended is work like any other, but stops nobody.
         """
         if not view.none_can_start:
-            passed = view.passed
-            prefills = self.prefills(view, now_s)
-            return [one for one in prefills if passed.get(one.job_id, now_s) <= now_s] if passed else prefills
+            prefills, until_s = self.prefills(view, now_s), self._let_it_run(view)
+            return [one for one in prefills if until_s.get(one.job_id, now_s) <= now_s]
         later = [self._fresh_prefill(job) for job in self.fresh(view)]
         return later + [
             msgspec.structs.replace(step, preempted_by=step.preempted_by or NOBODY)
             for step in self._all_suspended(view, now_s)
         ]
+
+    def _let_it_run(self, view: SchedulerView) -> Mapping[str, float]:
+        """Until when those that were passed let the step run, for a stop to be in time."""
+        if view.step is None or not view.passed:
+            return {}
+        stop_s = self.profile.stop_s(view.step.tokens, view.step.pairs, self.ledger.predictor)
+        return {job_id: until_s - stop_s for job_id, until_s in view.passed.items()}
 
     def _ordered(self, view: SchedulerView, prefills: Sequence[Prefill], now_s: float) -> list[Prefill]:
         fairness = None

@@ -125,8 +125,16 @@ def test_of_a_queue_that_is_too_long_the_first_are_told(board, other):
     full = view(3, waiting=names, suspended=(suspended_step("s"),))
     full = msgspec.structs.replace(full, passed=dict.fromkeys(names[:1000], 2.5))
     assert not board.publish(full)
-    told = {"queue": full.queue[:512], "passed": dict.fromkeys(names[:512], 2.5)}
-    assert other.view() == msgspec.structs.replace(full, **told)
+    assert other.view() == msgspec.structs.replace(full, queue=full.queue[:512])
+
+
+def test_a_step_does_not_stop_when_not_all_are_told_that_it_is_not_to_be_stopped_for(board, other):
+    names = [f"job-{n}" for n in range(20_000)]
+    full = msgspec.structs.replace(view(3, waiting=names), passed=dict.fromkeys(names, 2.5))
+    assert not board.publish(full)
+    assert not other.view().step.stoppable
+    assert other.view().queue == full.queue[:512]
+    assert other.view().passed == dict.fromkeys(names[:512], 2.5)
 
 
 def test_a_step_that_stops_for_newcomers_alone_does_not_stop_when_not_all_that_wait_are_told(board, other):

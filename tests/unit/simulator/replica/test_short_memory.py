@@ -45,10 +45,10 @@ def test_work_of_ended_chunks_that_is_lost_with_its_memory_is_wasted():
     )
 
 
-def served(asked, until_s, pulled_after_s=None):
+def served(asked, until_s, pulled_after_s=None, kv_tokens=40_000):
     """The jobs of these arrivals on a small memory; decode pulls each by its number, or at once."""
     loop, jobs = EventLoop(), []
-    hardware = replace(HARDWARE, kv_tokens=40_000)
+    hardware = replace(HARDWARE, kv_tokens=kv_tokens)
 
     def prefilled(job):
         job.first_token_s = loop.now_s
@@ -84,3 +84,16 @@ def test_long_prompts_of_several_tiers_of_which_memory_holds_one_all_end():
     asked = [Arrival(n, 0.1 * n, "", 30_000 + 17 * n, 1, None, tiers[n % 3]) for n in range(60)]
     alone_s = sum(HARDWARE.cost.prefill_s(each.tokens) for each in asked)
     assert all(job.prefilled_s < 2 * alone_s for job in served(asked, 3 * alone_s))
+
+
+def test_a_step_is_stopped_for_one_whose_memory_decode_has_pulled_meanwhile():
+    """When it was chosen, what the one before it had held was still to be pulled."""
+    alone_s = HARDWARE.cost.prefill_s(24_000)
+    asked = [
+        Arrival(0, 0.0, "", 24_000, 1, None, BACKGROUND),
+        Arrival(1, 1.4, "", 10_000, 1, 1.4, STANDARD),
+        Arrival(2, 1.5, "", 24_000, 1, alone_s + 1.0, PREMIUM),
+        Arrival(3, 1.6, "", 3_900, 1, 8.0, STANDARD),
+    ]
+    jobs = served(asked, 60.0, {1: 0.004}, kv_tokens=33_000)
+    assert jobs[2].first_token_s < jobs[2].deadline_s

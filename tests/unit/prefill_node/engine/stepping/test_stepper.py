@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from prefill_node.board.messages import Queued
+from prefill_node.engine.stepping.memory import Memory
 from prefill_node.engine.stepping.step_choice import (
     ChoiceRules,
     Resume,
@@ -111,6 +112,23 @@ def test_who_has_time_to_wait_for_memory_waits_for_that_long(stepper):
     assert stepper.view(()).passed == {"waits": math.inf}, "this is what it waits for"
     assert stepper.next_step([holds, waits, small], [], 5, 2.6).drop_requests == ("engine-holds",)
     assert not stepper.view(()).passed
+
+
+def test_who_has_time_does_not_let_others_run_until_one_ends_that_cannot_go_on(stepper):
+    """What it waits for needs a pull first, and another runs for long."""
+    awaited = Queued(prefill("awaited", 4.5, BACKGROUND, work_s=0.2), 100, 0.0, 8, 9, "engine-awaited", True)
+    waits = Queued(prefill("waits", 3.0, work_s=0.5), 100, 0.0, 9, request="engine-waits")
+    other = Queued(prefill("other", 9.0, work_s=4.0), 100, 0.0, 3, request="engine-other")
+    command = stepper.next_step([awaited, waits, other], [], 5, 0.0, memory=Memory(used_blocks=20))
+    assert command.requests == ("engine-other",)
+    assert stepper.view(()).passed == {"waits": 2.3, "awaited": 2.15}, "half of its time, for the pull"
+
+
+def test_what_others_would_free_is_not_asked_for_one_that_has_time(stepper):
+    holds = Queued(prefill("holds", 90.0, BACKGROUND, work_s=2.0), 100, 0.0, 1, 8, "engine-holds", True)
+    waits = Queued(prefill("waits", 4.0, work_s=0.5), 100, 0.0, 9, request="engine-waits")
+    memory = Memory(freed_blocks=lambda _: pytest.fail("it is asked"))
+    assert stepper.next_step([holds, waits], [], 5, 1.0, memory=memory).requests == ("engine-holds",)
 
 
 def test_a_prompt_that_has_started_goes_on_while_nobody_may_start_before_one_that_starves(stepper):
