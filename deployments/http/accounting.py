@@ -81,6 +81,9 @@ class RequestRecord:
         ended: Called when it has ended, with what the router shall know of it.
         tell: Called with what the cluster's monitor shall know of it.
         span: The request's own; ends with it.
+
+    Attributes:
+        delivered_tokens: Says how many tokens the events of its stream have brought; 0 where none says it.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class RequestRecord:
         self.predicted_ttft_s: float | None = None
         self.local_prefill = ""
         self.meter: TokenMeter | None = None
+        self.delivered_tokens: Callable[[], int] = lambda: 0
         self._instruments = instruments
         self._objective = objective
         self._arrived_s = arrived_s
@@ -113,7 +117,7 @@ class RequestRecord:
         self._began: dict[int, _Moment] = {}  # the first tokens of each answer
         self._latest: dict[int, _Moment] = {}
         self._unread_s = 0.0
-        self._tokens = 0  # events that bring any
+        self._events = 0  # that bring tokens
         self._outcome: Outcome | None = None
 
     def placed(
@@ -148,7 +152,7 @@ class RequestRecord:
             self._record_first_token(now.at_s - self._arrived_s)
             self.span.add_event("first_token")
         if has_choice(text) and not is_role(text):
-            self._tokens += 1
+            self._events += 1
             answer = 0 if self._identity.answers == 1 else choice_of(text)
             # Tokens of the first answer may be there and not shown yet, as of hidden reasoning.
             self._began.setdefault(answer, now if self._began else self._first)
@@ -262,7 +266,7 @@ class RequestRecord:
 
     def _answer(self, outcome: Outcome) -> Answered | None:
         """How long its answer became, if it ended by itself and somebody counted."""
-        tokens = self._output_tokens
+        tokens = self._counted_tokens
         if outcome is not Outcome.FINISHED or not tokens:
             return None
         return Answered(self._objective.tier, self._identity.tenant, max(1, tokens // self._identity.answers))
@@ -275,9 +279,9 @@ class RequestRecord:
         """Its mean time per output token, and beside that what of such a time was unread.
 
         Of several answers each counts from its own first tokens on, as each is computed at a time of its own;
-        they have none where nobody sees when those came.
+        they have none where nobody sees when those came. Nor has it one where nobody has counted its tokens.
         """
-        intervals = self._output_tokens - len(self._began)
+        intervals = (self._counted_tokens or 0) - len(self._began)
         hides = self._identity.answers > 1 and self.meter is not None and self.meter.is_silent_at_times
         if not self._began or intervals < 1 or hides:
             return None, 0.0
@@ -293,10 +297,18 @@ class RequestRecord:
         return None if self.meter is None else self.meter.prompt_tokens
 
     @property
-    def _output_tokens(self) -> int:
-        """By the engine's own count where there is one: an event may bring several tokens."""
+    def _counted_tokens(self) -> int | None:
+        """Its tokens, of which an event may bring several, by the engine's count; None where it said none.
+
+        That of a stream which ends early may be known by the tokens themselves that came with its events.
+        """
         counted = None if self.meter is None else self.meter.output_tokens
-        return counted or self._tokens
+        return counted or self.delivered_tokens() or None
+
+    @property
+    def _output_tokens(self) -> int:
+        """Its tokens; where nobody has counted them, at least so many."""
+        return self._counted_tokens or self._events
 
     def _record_first_token(self, ttft_s: float) -> None:
         model, tier = self._identity.model, self._objective.tier

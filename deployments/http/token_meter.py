@@ -5,7 +5,7 @@ has asked for itself. Where a tenant's tokens are limited a stream says so in ev
 early has taken what its last ones say. Of a cancelled one whose events do not say it, or that has none, its
 decode replica tells the router.
 Any other stream says so once, at its end: its events cannot be counted instead, as one of them may bring
-several tokens.
+several tokens. Of one that has not come to its end `deployments.http.continuing.delivered` may know it.
 """
 
 from __future__ import annotations

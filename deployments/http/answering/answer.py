@@ -25,6 +25,7 @@ from deployments.http.answering.keep_alive import NOTHING_YET, kept_alive, or_no
 from deployments.http.answering.wording import Wording, renamed
 from deployments.http.body.asks import grammar_field
 from deployments.http.continuing.decode_tier import DecodeTier
+from deployments.http.continuing.delivered import Delivered
 from deployments.http.errors import HTTPError
 from deployments.http.placing.asked import Asked
 from slo.outcomes import Outcome
@@ -60,9 +61,10 @@ async def generate(
     Raises:
         HTTPError: when there is no answer, or no more of it.
     """
-    has_begun = False
+    has_begun, delivered = False, Delivered()
+    record.delivered_tokens = lambda: delivered.tokens
     try:
-        async with aclosing(tier.answer(asked, context, send)) as pieces:
+        async with aclosing(tier.answer(asked, context, send, delivered)) as pieces:
             async for piece in pieces:
                 has_begun = True
                 yield piece

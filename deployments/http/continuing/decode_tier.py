@@ -68,6 +68,7 @@ class DecodeTier:
         asked: Asked,
         context: RequestContext,
         send: Callable[[Any, RequestContext], DeploymentResponseGenerator[Any]],
+        delivered: Delivered,
     ) -> AsyncGenerator[Any, None]:
         """The answer: events of a stream, or one object, which may be an error of its replicas.
 
@@ -75,11 +76,11 @@ class DecodeTier:
             asked: The request.
             context: Where it was placed.
             send: Calls the decode tier with a request and its context.
+            delivered: Takes what comes of it, nothing yet.
 
         Raises:
             HTTPError: when no replica can go on.
         """
-        delivered = Delivered()
         replacements = 0
         while True:
             responses = send(delivered.rest_of(asked.body), context)

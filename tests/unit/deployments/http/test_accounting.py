@@ -63,6 +63,7 @@ def record(clock):
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 CHUNK = 'data: {"choices":[{"delta":{"content":"a"}}]}'
+TOTALS = 'data: {"choices":[],"usage":{"prompt_tokens":1,"total_tokens":5,"completion_tokens":4}}'
 TOLD = RequestEnded("tiny", PREMIUM, "acme", Outcome.FINISHED, 0.0, True, None, 0.2, 0.1, None, 0.05)
 
 
@@ -70,6 +71,7 @@ def test_a_request_that_is_answered_is_told_once_with_all_that_was_measured(reco
     for _ in range(3):
         clock.now_s += 0.1
         record.event(CHUNK)
+    record.delivered_tokens = lambda: 3
     clock.now_s += 0.3
     record.end(Outcome.FINISHED)
     record.end(Outcome.CANCELLED)
@@ -125,17 +127,20 @@ def test_several_answers_that_hide_tokens_have_no_time_between_them(clock, hides
     for index in (0, 1, 1):
         clock.now_s += 1
         record.event(f'data: {{"choices":[{{"index":{index},"delta":{{"content":"a"}}}}]}}')
+    record.event(TOTALS)
     record.end(Outcome.FINISHED)
     assert (told[0].tpot_s is not None) is is_timed
 
 
 def test_what_is_unread_before_an_answer_begins_is_no_time_of_its_tokens(clock):
     record, _, told = with_end_to_end(clock, answers=2)
+    record.meter = TokenMeter(CompletionRequest(model="m", prompt="a", n=2, stream=True), None)
     clock.now_s += 0.2
     for index in (0, 0, 1, 1):
         record.event(f'data: {{"choices":[{{"index":{index},"text":"a"}}]}}')
         clock.now_s += 0.2
         record.unread(0.1)
+    record.event(TOTALS)
     record.end(Outcome.FINISHED)
     assert (told[0].tpot_s, told[0].tpot_unread_s) == (pytest.approx(0.1), pytest.approx(0.1))
     assert told[0].unread_s == pytest.approx(0.4)
@@ -147,8 +152,9 @@ def test_who_speaks_is_told_with_the_first_tokens_though_they_are_hidden(record,
     for _ in range(2):
         clock.now_s += 0.3
         record.event(CHUNK)
+    record.delivered_tokens = lambda: 3
     record.end(Outcome.FINISHED)
-    assert record.told[0].tpot_s == pytest.approx(0.6)
+    assert record.told[0].tpot_s == pytest.approx(0.3)
 
 
 def test_tokens_of_which_no_event_tells_anything_have_no_time(record, clock):
@@ -241,7 +247,9 @@ def test_the_router_hears_how_long_an_answer_became(clock, usage, outcome, token
     clock.now_s += 0.1
     for _ in range(4):
         record.event(CHUNK)
-    if usage is not None:
+    if usage is None:
+        record.event(TOTALS)
+    else:
         record.answered(usage)
     record.end(outcome)
     assert ended[0].answered == (None if tokens is None else Answered(PREMIUM, "acme", tokens))

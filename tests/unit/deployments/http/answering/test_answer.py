@@ -5,22 +5,30 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from played_calls import call_of
 from ray.exceptions import TaskCancelledError
 from ray.serve.llm.openai_api_models import ChatCompletionRequest, CompletionRequest, CompletionResponse
 from starlette.responses import StreamingResponse
 
-from decode_node.answers import ENDED_BY_GRAMMAR, error_response
+from decode_node.answers import ENDED_BY_GRAMMAR, Piece, error_response
+from deployments.http import accounting
 from deployments.http import errors as http_errors
 from deployments.http.accounting import Identity, RequestRecord
+from deployments.http.answering import event_stream
 from deployments.http.answering.answer import generate, respond
+from deployments.http.continuing.decode_tier import DecodeTier
+from deployments.http.continuing.stream_watch import DecodeFailedError
 from deployments.http.errors import HTTPError
 from deployments.http.messages import request as messages
+from deployments.http.placing.asked import Asked
 from deployments.http.responses import request as responses
 from deployments.http.token_meter import TokenMeter
+from router.messages import PlacementRequested
 from slo.admission.tenant_limits import NO_USAGE, Usage
 from slo.objectives import Objective
 from slo.outcomes import Outcome
-from slo.request import JobId
+from slo.replacement import FailureCause
+from slo.request import JobId, RequestContext
 from slo.tiers import STANDARD
 
 HEADERS = {"x-slo-tier": "standard"}
@@ -67,7 +75,7 @@ class Tier:
         self.pieces = pieces
         self.is_left = False
 
-    async def answer(self, asked, context, send):
+    async def answer(self, asked, context, send, delivered):
         try:
             for piece in self.pieces:
                 if isinstance(piece, BaseException):
@@ -107,7 +115,7 @@ async def test_a_refusal_of_too_many_log_probabilities_names_the_field_that_was_
     refusal = error_response(400, "BadRequestError", "Requested sample logprobs of 21", "logprobs")
 
     class Late(Tier):
-        async def answer(self, asked, context, send):
+        async def answer(self, asked, context, send, delivered):
             await asyncio.sleep(0.05)
             yield refusal
 
@@ -249,3 +257,79 @@ async def test_a_stream_that_its_client_leaves_leaves_the_decode_tier():
     await pieces.aclose()
     assert tier.is_left
     assert record.outcomes == [Outcome.CANCELLED]
+
+
+async def ended_early(monkeypatch, *pieces, ends, every_s):
+    """What is told of a stream whose pieces come so far apart and that nothing limits, and of its log."""
+    now_s, told, lines = 0.0, [], []
+    clock = SimpleNamespace(monotonic=lambda: now_s)
+    monkeypatch.setattr(accounting, "time", clock)
+    monkeypatch.setattr(event_stream, "time", clock)
+    monkeypatch.setattr(accounting.logs, "event", lambda name, **fields: lines.append((name, fields)))
+    body = CompletionRequest(model="tiny", prompt="hi", stream=True)
+    record = RequestRecord(
+        SimpleNamespace(count=lambda *_, **__: None, observe=lambda *_, **__: None),
+        Identity(JobId("j"), "r", "acme", "tiny", streams=True),
+        Objective(STANDARD, None, tpot_s=0.03),
+        0.0,
+        ended=lambda _: None,
+        tell=told.append,
+    )
+    record.meter = TokenMeter(body, None)
+
+    class Watch:
+        async def pieces(self, responses, replica):
+            nonlocal now_s
+            for piece in pieces:
+                yield piece
+                now_s += every_s
+            if ends is Outcome.EVICTED:
+                yield error_response(429, "dropped", "it is promised nothing")
+            if ends is Outcome.FAILED:
+                raise DecodeFailedError(FailureCause.REPLICA_DIED)
+
+    placement = SimpleNamespace(lost=lambda _: None)
+    tier = DecodeTier(placement, Watch(), 0, SimpleNamespace(count=lambda *_, **__: None))
+    placed = PlacementRequested(
+        JobId("j"), record._objective, explicit_deadline=False, prompt_tokens=2, prompt_bytes=0
+    )
+    context = RequestContext(JobId("j"), "r", STANDARD, None, prefill_replica=None, decode_replica=None)
+    calls = call_of(SimpleNamespace(cancel=lambda: None))
+    generated = generate(tier, Asked(body, placed, 0.0), context, lambda *_: calls, record)
+    response = await respond(generated, record, HEADERS, None, body=body)
+    for _ in pieces:
+        await anext(response.body_iterator)
+    if ends is not Outcome.CANCELLED:
+        assert [event async for event in response.body_iterator]
+    await response.body_iterator.aclose()
+    (fields,) = [fields for name, fields in lines if name == "request_ended"]
+    return told[0], fields
+
+
+EARLY = pytest.mark.parametrize("ends", [Outcome.CANCELLED, Outcome.EVICTED, Outcome.FAILED])
+
+
+@EARLY
+async def test_a_stream_that_ends_early_is_timed_by_the_tokens_that_its_events_bring(monkeypatch, ends):
+    """By the events it would be three times as slow as it is, and a cancelled one a miss."""
+    pieces = [Piece(TOKEN, [1]), *[Piece(TOKEN, [1, 2, 3], bound="grammar")] * 9]
+    told, line = await ended_early(monkeypatch, *pieces, ends=ends, every_s=0.036)
+    assert told.outcome is ends
+    assert told.tpot_s == pytest.approx(0.012)
+    assert line["tokens"] == 28
+    if ends is Outcome.CANCELLED:
+        assert told.attained is None, "nothing was missed"
+
+
+async def test_a_stream_that_its_client_leaves_and_that_is_slow_has_missed_its_objective(monkeypatch):
+    pieces = [Piece(TOKEN, [1]), *[Piece(TOKEN, [1, 2, 3])] * 9]
+    told, _ = await ended_early(monkeypatch, *pieces, ends=Outcome.CANCELLED, every_s=0.12)
+    assert (told.tpot_s, told.attained) == (pytest.approx(0.04), False)
+
+
+@EARLY
+async def test_a_stream_that_ends_early_has_no_tpot_where_nobody_has_counted_its_tokens(monkeypatch, ends):
+    """As of a prompt that only decode can compute, whose events may bring several tokens as well."""
+    pieces = [Piece(TOKEN, bound="media")] * 10
+    told, line = await ended_early(monkeypatch, *pieces, ends=ends, every_s=0.036)
+    assert (told.tpot_s, line["tpot_s"], line["tokens"]) == (None, None, 10)

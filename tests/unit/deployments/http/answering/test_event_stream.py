@@ -110,11 +110,13 @@ async def judged(monkeypatch, *, server_s, client_s, read=6, tpot_s=0.05, e2e_s=
     )
 
     async def rest():
-        nonlocal now_s
+        nonlocal now_s, tokens
         for piece in [*['data: {"choices":[{"index":0,"text":"a"}]}\n\n'] * 4, DONE]:
             now_s += server_s
+            tokens += piece is not DONE
             yield piece
 
+    tokens, record.delivered_tokens = 1, lambda: tokens
     told_events = events('data: {"choices":[{"index":0,"text":"a"}]}\n\n', rest(), record, str)
     stream = read_by_client(told_events, record)
     for _ in range(read):

@@ -67,7 +67,7 @@ class Ingress(InferenceIngress):
     async def _place(self, _):
         return None
 
-    async def _answer(self, asked, context, send):
+    async def _answer(self, asked, context, send, delivered):
         try:
             for piece in self.pieces:
                 if isinstance(piece, Exception):

@@ -10,6 +10,7 @@ from ray.serve.llm.openai_api_models import CompletionRequest, ErrorResponse
 
 from decode_node.answers import REQUEST_FAILED, Piece
 from deployments.http.continuing.decode_tier import DecodeTier
+from deployments.http.continuing.delivered import Delivered
 from deployments.http.continuing.stream_watch import DecodeFailedError, StreamWatch
 from deployments.http.errors import HTTPError
 from deployments.http.placing.asked import Asked
@@ -99,7 +100,7 @@ class Fleet:
             explicit_e2e_s=9.0,
         )
         self.got = []
-        async for piece in tier.answer(asked, context, self.send):
+        async for piece in tier.answer(asked, context, self.send, Delivered()):
             self.got.append(piece)
         return self.got
 
