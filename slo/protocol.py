@@ -12,7 +12,7 @@ import pickle
 from dataclasses import fields
 from typing import Any, Final
 
-PROTOCOL: Final = 28
+PROTOCOL: Final = 29
 OTHER_PROTOCOL: Final = "other_protocol"
 """Type of the error that a request is answered with whose context is of another protocol."""
 

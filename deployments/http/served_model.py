@@ -7,6 +7,7 @@ alone. Owns which of them a request means.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -91,7 +92,7 @@ class ServedModel:
             participant = Participant(
                 serve.get_replica_context().replica_id.unique_id,
                 Role.INGRESS,
-                IngressSeen,
+                _seen,
                 settings=ways.monitor.settings[config.name],
                 model=config.name,
             )
@@ -106,7 +107,13 @@ class ServedModel:
     def tell(self, ended: RequestEnded) -> None:
         """Let the monitor know of a request that has ended."""
         if self.monitor is not None:
-            self.monitor.note(ended)
+            self.monitor.note((time.monotonic(), ended))
+
+
+def _seen(events: tuple[tuple[float, RequestEnded], ...]) -> IngressSeen:
+    """What to report of requests and when they have ended, which may be minutes ago."""
+    now_s = time.monotonic()
+    return IngressSeen(tuple(ended for _, ended in events), tuple(now_s - at_s for at_s, _ in events))
 
 
 class ServedModels:

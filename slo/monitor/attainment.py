@@ -7,7 +7,6 @@ Owns the windows. Which request counts as met is `slo.outcomes`'; nothing is dec
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -144,7 +143,7 @@ class RollingAttainment:
     """
 
     long_s: float = 300.0
-    _slices: OrderedDict[int, dict[Series, _Tally]] = field(default_factory=OrderedDict)
+    _slices: dict[int, dict[Series, _Tally]] = field(default_factory=dict)
     _known: set[Series] = field(default_factory=set)
     _since_s: float | None = None
 
@@ -157,15 +156,18 @@ class RollingAttainment:
     def _slice_s(self) -> float:
         return self.short_s / _SLICES_PER_SHORT
 
-    def add(self, ended: RequestEnded, now_s: float) -> None:
-        """A request has ended."""
-        self._since_s = now_s if self._since_s is None else self._since_s
+    def add(self, ended: RequestEnded, now_s: float, age_s: float = 0.0) -> None:
+        """A request has ended, so long ago; one that no window reaches back to is left out."""
+        at_s = now_s - age_s
+        if self._index(at_s) < self._index(now_s - self.long_s):
+            return
+        self._since_s = at_s if self._since_s is None else min(self._since_s, at_s)
         series = Series(ended.model, ended.tier, ended.tenant)
         if series not in self._known and len(self._known) >= MAX_SERIES:
             series = series._replace(tenant=OTHER_TENANTS)
         self._known.add(series)
-        newest = self._slices.setdefault(self._index(now_s), {})
-        newest.setdefault(series, _Tally()).add(ended)
+        its_slice = self._slices.setdefault(self._index(at_s), {})
+        its_slice.setdefault(series, _Tally()).add(ended)
         self._forget(now_s)
 
     def series(self, now_s: float, targets: Mapping[Tier, float]) -> dict[Series, Attainment]:
@@ -240,7 +242,7 @@ class RollingAttainment:
 
     def _forget(self, now_s: float) -> None:
         oldest = self._index(now_s - self.long_s)
-        if next(iter(self._slices), oldest) >= oldest:
+        if min(self._slices, default=oldest) >= oldest:
             return
         for index in [index for index in self._slices if index < oldest]:
             del self._slices[index]

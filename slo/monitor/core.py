@@ -313,9 +313,9 @@ class MonitorCore:
     def _take(self, seen: Seen, now_s: float) -> MonitorAnswer:
         """What is for the one alone who has seen it."""
         match seen:
-            case IngressSeen(ended):
-                for request in ended:
-                    self._attainment.add(request, now_s)
+            case IngressSeen():
+                for request, age_s in seen.aged:
+                    self._attainment.add(request, now_s, age_s)
                     self._judge(request)
                     if request.ttft_s is not None and request.predicted_ttft_s is not None:
                         self._first_tokens.add(request.predicted_ttft_s, request.ttft_s)

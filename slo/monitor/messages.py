@@ -6,7 +6,7 @@ Durations and slack, never times: clocks of two hosts need not agree.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, assert_never
 
@@ -31,9 +31,20 @@ class Role(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IngressSeen:
-    """An ingress says what has ended there since its last report."""
+    """An ingress says what has ended there since its last report.
+
+    Attributes:
+        ended: The requests.
+        ages_s: How long before the report each of them had ended; empty where all have just ended.
+    """
 
     ended: tuple[RequestEnded, ...]
+    ages_s: tuple[float, ...] = ()
+
+    @property
+    def aged(self) -> Iterator[tuple[RequestEnded, float]]:
+        """Each of the requests, with its age."""
+        return zip(self.ended, self.ages_s or (0.0,) * len(self.ended), strict=True)
 
     @property
     def is_quiet(self) -> bool:

@@ -9,7 +9,10 @@ from deployments.http.model_config import ModelConfig
 from deployments.http.served_model import ServedModel, WaysConfig
 from deployments.monitor import actor
 from deployments.monitor.actor import MonitorOptions
+from slo.monitor.messages import IngressSeen
 from slo.monitor.settings import MonitorSettings
+from slo.outcomes import Outcome, RequestEnded
+from slo.tiers import PREMIUM
 
 CONTEXT = SimpleNamespace(app_name="app", replica_id=SimpleNamespace(unique_id="ingress"))
 
@@ -73,3 +76,31 @@ def test_a_monitor_that_is_found_late_gets_the_port(find, cluster):
     cluster.is_away = False
     find()
     assert cluster.left_to == [actor.monitor_name("app")]
+
+
+async def test_what_could_not_be_told_is_told_with_its_age(monkeypatch):
+    clock = SimpleNamespace(now_s=100.0)
+    monkeypatch.setattr(served_model, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    participants = []
+    monkeypatch.setattr(served_model, "serve", SimpleNamespace(get_replica_context=lambda: CONTEXT))
+    monkeypatch.setattr(served_model, "PlacementClient", lambda *_: SimpleNamespace(start=lambda: None))
+    monkeypatch.setattr(served_model, "TierCalls", lambda _: SimpleNamespace(ask=None))
+    noted = []
+
+    def client(participant, *_):
+        participants.append(participant)
+        return SimpleNamespace(note=noted.append)
+
+    monkeypatch.setattr(served_model, "MonitorClient", client)
+    config = ModelConfig("tiny", None, None, {}, shows_usage=False)
+    ways = WaysConfig(1.0, monitor=MonitorOptions({"tiny": MonitorSettings()}))
+    served = ServedModel.started(config, ways, SimpleNamespace(), SimpleNamespace(), None)
+    ended = [RequestEnded("tiny", PREMIUM, "acme", Outcome.FINISHED, e2e_s) for e2e_s in (1.0, 2.0)]
+    for each in ended:
+        served.tell(each)
+        clock.now_s += 90.0
+    (participant,) = participants
+    assert participant.seen(tuple(noted)) == IngressSeen(tuple(ended), (180.0, 90.0))
+    clock.now_s += 10.0
+    assert participant.seen(tuple(noted)).ages_s == (190.0, 100.0), "it is told again later"
+    assert participant.seen(()).is_quiet

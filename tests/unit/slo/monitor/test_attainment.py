@@ -165,3 +165,22 @@ def test_a_window_holds_what_is_newer_than_its_length_and_nothing_older_than_a_s
         assert counted.met <= counted.judged <= counted.requests
         by_tier = [windows.over(window_s, 500.0, 0.9, tier=tier).requests for tier in DEFAULT_TIERS.names]
         assert sum(by_tier) == counted.requests
+
+
+@pytest.mark.parametrize("told", [list, lambda ages_s: ages_s[::-1]], ids=["newest first", "oldest first"])
+def test_what_is_told_late_is_forgotten_by_when_it_ended(told):
+    windows = filled(OK)
+    for age_s in told([10.0, 150.0, 290.0, 310.0, 900.0]):
+        windows.add(LATE, 1000.0, age_s)
+    assert windows.over(300.0, 1000.0, 0.99).requests == 4
+    assert windows.over(25.0, 1000.0, 0.99).requests == 2
+    windows.add(OK, 1100.0)
+    assert windows.over(300.0, 1100.0, 0.99).requests == 4, "those of 290 s ago are gone"
+    assert len(windows._slices) == 4
+
+
+def test_what_is_told_late_to_a_new_monitor_ended_before_it_began():
+    windows = RollingAttainment(300.0)
+    for number in range(400):
+        windows.add(OK, 1000.0, number / 2)
+    assert windows.over(300.0, 1000.0, 0.99).goodput_per_s == pytest.approx(2.0, rel=0.05)
