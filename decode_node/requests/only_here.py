@@ -50,12 +50,14 @@ class OnlyHere:
         claim: Its prompts, once for each answer.
         run: What has become of it; None before it runs.
         first: The turn that it has before it runs; None for none.
+        is_single: Whether it has one prompt and one answer, so that its events say which tokens they bring.
     """
 
     local: LocalPrefills
     claim: Claim
     run: Underway | None = None
     first: Turn | None = None
+    is_single: bool = False
 
     async def begin(self) -> None:
         """Wait for its first turn before it is rendered, as is to be done with media.
@@ -108,6 +110,8 @@ class OnlyHere:
                 async for output in outputs:
                     turn.computed()
                     self.run.has_kv = True  # of several prompts, that of the first
+                    if self.is_single and kind is RequestOutputKind.DELTA:
+                        self.run.progress.take(output.outputs[0])
                     if output.finished or kind is not RequestOutputKind.FINAL_ONLY:
                         yield output
         finally:
@@ -198,7 +202,7 @@ async def admitted(
     """
     longest_s = wait_s if context.attempt == 0 else None
     async with local.claimed(context.party, prompts, longest_s, context.tenant_weight) as claim:
-        here = OnlyHere(local, claim)
+        here = OnlyHere(local, claim, is_single=prompts == 1)
         try:
             yield here
         finally:

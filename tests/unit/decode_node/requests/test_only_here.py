@@ -220,3 +220,12 @@ def test_nobody_is_told_to_come_later_than_in_a_minute():
     refused = too_many(TooManyPromptsError(1e6))
     assert refused.error.param == "60"
     assert SimpleNamespace(**refused.error.model_dump()).code == 429
+
+
+@pytest.mark.parametrize(("n", "prompts", "told"), [(1, 1, TOKENS), (1, 2, []), (2, 2, [])])
+async def test_the_events_of_an_only_answer_say_its_tokens(n, prompts, told):
+    """The ingress counts them; those of several answers would not be told apart."""
+    engine, run = Engine(), under_way()
+    engine.may.set()
+    await answer(LocalPrefills(2), engine, params(n, DELTA), prompts, run=run)
+    assert run.progress.piece('data: {"choices":[{"index":0,"text":"a"}]}').token_ids == told

@@ -329,7 +329,7 @@ async def test_a_stream_that_its_client_leaves_and_that_is_slow_has_missed_its_o
 
 @EARLY
 async def test_a_stream_that_ends_early_has_no_tpot_where_nobody_has_counted_its_tokens(monkeypatch, ends):
-    """As of a prompt that only decode can compute, whose events may bring several tokens as well."""
-    pieces = [Piece(TOKEN, bound="media")] * 10
+    """As of several answers, whose events may bring several tokens as well."""
+    pieces = [Piece(TOKEN, bound="several_sequences")] * 10
     told, line = await ended_early(monkeypatch, *pieces, ends=ends, every_s=0.036)
     assert (told.tpot_s, line["tpot_s"], line["tokens"]) == (None, None, 10)
