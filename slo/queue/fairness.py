@@ -91,6 +91,10 @@ class FairnessRule:
         """The same rule for a published state."""
         return FairnessRule(self._tiers, self._starvation_timeout_s, state)
 
+    def share(self, tier: Tier) -> float:
+        """Which part of the time a tier that may starve is entitled to; above 0."""
+        return self._tiers[tier].share
+
     def boosts(self, prefills: Sequence[Prefill], now_s: float) -> list[tuple[Prefill, Boost]]:
         """The heads of classes that have the right to lead."""
         since_s = now_s - self._starvation_timeout_s
@@ -123,11 +127,14 @@ class FairnessRule:
         """What the memory of a prefill may be taken for only by who weighs as much.
 
         Its weight or, for as long as its class has had less than its share, what it has come to be worth by
-        waiting. It leads for a chunk at a time, and would have to start over before its class may lead again.
+        waiting, and more than anybody weighs once none stops it. It leads for a chunk at a time, and would
+        have to start over before its class may lead again.
         """
         waited_s = now_s - prefill.arrived_s
         if waited_s <= self._starvation_timeout_s or self.standing.deficit(prefill.tier) <= 0:
             return prefill.weight
+        if waited_s > _AT_ONCE * self._starvation_timeout_s:
+            return math.nextafter(max(self._tiers.weights.values()), math.inf)
         return max(prefill.weight, self._aged_weight(prefill.tier, waited_s))
 
     def _aged_weight(self, tier: Tier, waited_s: float) -> float:

@@ -47,6 +47,7 @@ class Memory:
         lost_often: Requests that have lost their memory again and again, in a fixed order. Of two of them the
             first takes what the second holds, and never the other way, whatever they are worth: they would
             take it from each other for ever.
+        is_kept: Whether what is free is kept for one that starves and does not fit.
     """
 
     used_blocks: int = 0
@@ -54,6 +55,7 @@ class Memory:
     freed_blocks: Callable[[Sequence[Holder]], list[int]] = all_freed
     free_places: float = math.inf
     lost_often: Sequence[str] = ()
+    is_kept: bool = True
 
 
 NOTHING_ELSE: Final = Memory()
@@ -72,6 +74,7 @@ class FreeRoom:
     def __init__(self, free_blocks: int, memory: Memory) -> None:
         self.free_blocks = free_blocks
         self.free_places = memory.free_places
+        self.is_kept = memory.is_kept
         self._memory = memory
         self._shared: dict[str, int] = {}
         self._looked_up = 0

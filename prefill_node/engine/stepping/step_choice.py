@@ -28,6 +28,7 @@ from slo.queue.order import QueueOrder, order
 from slo.queue.prefill import ROUNDED_TOKENS, Prefill
 from slo.queue.slack import slack_s
 from slo.request import JobId
+from slo.tiers import Tier
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -63,7 +64,13 @@ class Resume(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Run nothing: there is nothing, or a beneficiary is about to arrive, or memory about to be freed."""
+    """Run nothing: there is nothing, or a beneficiary is about to arrive, or memory about to be freed.
+
+    Attributes:
+        starves: The tier of one that starves, for which memory is kept that it does not fit into yet.
+    """
+
+    starves: Tier | None = None
 
 
 Choice: TypeAlias = Start | Resume | Wait
@@ -128,8 +135,8 @@ def choose(
 
     A prefill that lacks memory waits for others to end if its slack allows. Otherwise it takes memory from
     those worth no more than itself, least first; from those before it in the order, only if they are worth
-    less. A boosted one takes up to its guard; with an infinite guard no prefill behind it starts while it
-    does not fit. `ordered` is `in_order` of the same, from whoever has it already.
+    less. A boosted one takes up to its guard; with an infinite guard, and if `memory` is kept, no prefill
+    behind it starts while it does not fit. `ordered` is `in_order` of the same, from whoever has it already.
     """
     overdue = [item for item in suspended if item.overdue]
     if overdue:
@@ -142,12 +149,12 @@ def choose(
     room = FreeRoom(free_blocks, memory)
     holders = Holders(queue, suspended, free_blocks, memory, lambda prefill: _worth(prefill, now_s, rules))
     choice = _first_that_fits(queue, ready, room, holders, now_s, rules, ordered)
-    if choice is not None:
+    if not isinstance(choice, Wait):
         return _until_it_ends(choice, holders.ends_first)
     if suspended:
         last = min(suspended, key=lambda item: item.prefill.deadline_s)
         return Resume(last.step, none_can_start=True)
-    return Wait()
+    return choice
 
 
 def _first_that_fits(
@@ -158,8 +165,8 @@ def _first_that_fits(
     now_s: float,
     rules: ChoiceRules,
     ordered: Sequence[Prefill],
-) -> Start | Resume | None:
-    """The first in order that can run with `room`, or what `holders` give up; None when none can."""
+) -> Choice:
+    """The first in order that can run with `room`, or what `holders` give up."""
     fairness = rules.fairness
     steps = {item.prefill.job_id: item for item in ready}
     queued = {item.prefill.job_id: item for item in queue}
@@ -172,15 +179,15 @@ def _first_that_fits(
         if not room.fits(item):
             found = _who_gives_way(item, boost, room, holders, now_s)
             if found.given_up is None:
-                if found.may_take == math.inf:
-                    return None
+                if found.may_take == math.inf and room.is_kept:
+                    return Wait(first.tier)
                 holders.passed(item)
                 passed[first.job_id] = found.until_s
                 continue
             if not room.fits(item, always_looks=True):
                 return _start_after_drops(item, found.given_up, boost, passed, rules)
         return _start(_until_suspended(ordered[position:], queued), room, boost, passed, now_s, rules)
-    return None
+    return Wait()
 
 
 def _until_it_ends(choice: Start | Resume, awaited: Holder | None) -> Start | Resume:

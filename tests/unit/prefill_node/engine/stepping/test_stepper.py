@@ -143,6 +143,39 @@ def test_a_prompt_that_has_started_goes_on_while_nobody_may_start_before_one_tha
     assert stepper.view(()).none_can_start
 
 
+def test_memory_is_kept_for_one_that_starves_for_its_share_of_the_time_alone(stepper):
+    """What decode does not pull, it does not get; the others need not wait for that."""
+    stepper.step_issued(stepper.next_step([queued("long")], [], PLENTY, 60.0), [member("long")], 60.0)
+    stepper.step_ended(70.0)
+    starves = Queued(prefill("starves", math.inf, BACKGROUND), 100, 0.0, 1000, request="engine-starves")
+    fits = Queued(prefill("fits", 95.0), 100, 0.0, 1, request="engine-fits")
+
+    def next_step(now_s):
+        return stepper.next_step([starves, fits], [], 300, now_s, memory=Memory(used_blocks=900))
+
+    assert next_step(70.0) == Wait(starves=BACKGROUND)
+    assert next_step(70.9) == Wait(starves=BACKGROUND)
+    assert next_step(71.0).requests == ("engine-fits",)
+    assert stepper.view(()).passed == {"starves": math.inf}
+    assert next_step(77.6).requests == ("engine-fits",), "a second for background's share, 0.15"
+    assert next_step(77.7) == Wait(starves=BACKGROUND)
+
+
+def test_a_started_prompt_that_nobody_stops_any_more_loses_its_memory_to_nobody_but_who_starves(stepper):
+    stepper.step_issued(stepper.next_step([queued("long")], [], PLENTY, 0.0), [member("long")], 0.0)
+    stepper.step_ended(50.0)
+    waited = Queued(prefill("waited", math.inf, BACKGROUND), 100, 0.0, 200, 500, "engine-waited", True)
+
+    def taken(at_s):
+        soon = Prefill(JobId("soon"), 4.0, at_s + 0.15, 0.1, at_s, tier=PREMIUM)
+        needs = Queued(soon, 100, 0.0, 400, 0, "engine-soon")
+        command = stepper.next_step([waited, needs], [], 300, at_s, memory=Memory(used_blocks=500))
+        return command.drop_requests
+
+    assert taken(59.9) == ("engine-waited",), "it has waited for less than twice the time"
+    assert taken(60.1) == ()
+
+
 def test_however_many_find_no_memory_the_most_urgent_is_among_them(stepper):
     stepper.step_issued(stepper.next_step([queued("long")], [], PLENTY, 0.0), [member("long")], 0.0)
     step = preempt(stepper, "long", 0.5, "last")
