@@ -34,8 +34,6 @@ _CAUSES: Final = {ENGINE_DIED: FailureCause.ENGINE_DIED, OTHER_MODEL: FailureCau
 class PrefillTier(TierCalls):
     """Calls the replicas of the prefill deployment that `handle` is of."""
 
-    unknown = FailureCause.NO_REPLICA  # decode may compute its prompts itself
-
     def __init__(self, handle: DeploymentHandle, background: Background) -> None:
         super().__init__(handle)
         self._background = background

@@ -9,7 +9,7 @@ import asyncio
 import contextvars
 import math
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from grpc.aio import AioRpcError
 from ray.exceptions import RayActorError
@@ -33,14 +33,7 @@ REPLICA_ERRORS: Final = (RayActorError, ReplicaUnavailableError, DeploymentUnava
 
 
 class TierCalls:
-    """Calls the replicas of the deployment that `handle` is of; they have the method `is_up`.
-
-    Attributes:
-        unknown: What is wrong with a replica when Serve knows of none at all. One that drains goes on with
-            what it has all the same, and the calls to one that has ended break.
-    """
-
-    unknown: ClassVar[FailureCause | None] = None
+    """Calls the replicas of the deployment that `handle` is of; they have the method `is_up`."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
@@ -52,8 +45,8 @@ class TierCalls:
 
         A replica that Serve no longer sends to may be draining: then another answers, and nothing is known.
         Without another Serve would keep the question for the next one that there is, and the silence would be
-        taken for the replica's: then it is `unknown`. Replicas that do not answer are waited for: in a crowd
-        they are late, and not gone.
+        taken for the replica's: then it is `NO_REPLICA`, though the one that drains goes on with what it has.
+        Replicas that do not answer are waited for: in a crowd they are late, and not gone.
         """
         if replica is None:
             return None if await self._any_is_up() else FailureCause.NO_REPLICA
@@ -61,7 +54,7 @@ class TierCalls:
         try:
             await asyncio.wait([asked], timeout=_UP_S)
             if not asked.done() and not await self._knows_any():
-                return self.unknown
+                return FailureCause.NO_REPLICA
             return await asked
         finally:
             asked.cancel()
@@ -121,6 +114,11 @@ class TierCalls:
             return list(await response._fetch_replica_results_async())  # noqa: SLF001 - see above
         except DeploymentUnavailableError:
             return []
+
+
+def is_accepted(responses: DeploymentResponseGenerator[Any]) -> bool:
+    """Whether a call waits for no replica any more: one has accepted it, or it has ended before that."""
+    return bool(responses._replica_result_future.done())  # noqa: SLF001 - Serve says it in no other way
 
 
 def cancel_call(responses: DeploymentResponseGenerator[Any]) -> None:

@@ -12,12 +12,13 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ray.exceptions import TaskCancelledError
 
 from decode_node.answers import REQUEST_FAILED, Piece, error_in
-from decode_node.tier_calls import REPLICA_ERRORS, cancel_call
+from decode_node.tier_calls import REPLICA_ERRORS, cancel_call, is_accepted
 from deployments.http import errors as http_errors
 from deployments.http.continuing.delivered import Delivered
 from deployments.http.continuing.stream_watch import DecodeFailedError, StreamWatch
@@ -86,7 +87,10 @@ class DecodeTier:
             responses = send(delivered.rest_of(asked.body), context)
             is_over, served_by = False, None
             try:
-                async with aclosing(self.watch.pieces(responses, context.decode_replica)) as pieces:
+                watched = self.watch.pieces(
+                    responses, context.decode_replica, is_accepted=partial(is_accepted, responses)
+                )
+                async with aclosing(watched) as pieces:
                     async for piece in pieces:
                         text = delivered.take(piece) if isinstance(piece, Piece) else _sound(piece)
                         is_over = delivered.is_over or not isinstance(piece, Piece)  # all, or an error

@@ -49,10 +49,12 @@ class _Waiting:
     """Somebody who reads an answer.
 
     Attributes:
+        is_accepted: Whether a replica has the request.
         wait: What can end the wait for the next one; None between two waits.
         cause: Why the answer is given up; None while it is not.
     """
 
+    is_accepted: Callable[[], bool]
     wait: asyncio.Timeout | None = None
     cause: FailureCause | None = None
 
@@ -69,7 +71,8 @@ class StreamWatch:
 
     Args:
         ask: What is wrong with a replica, None for nothing that is known; for no replica in particular,
-            whether there is any.
+            whether there is any. Without any, who is pinned to one waits on where a replica has the request,
+            and otherwise for `silent_after_s`: this process may not have heard of the replica yet.
         period_s: How often, and from when on, seconds.
         silent_after_s: How long an answer may take; a piece from the replica is as good.
     """
@@ -89,17 +92,25 @@ class StreamWatch:
         self._budget = ReplacementBudget()
 
     async def pieces(
-        self, answer: AsyncIterator[Any], replica: ReplicaId | None
+        self,
+        answer: AsyncIterator[Any],
+        replica: ReplicaId | None,
+        *,
+        is_accepted: Callable[[], bool] = lambda: True,
     ) -> AsyncGenerator[Any, None]:
-        """The pieces of an answer, as they come from a replica; None for one that nobody has named.
+        """The pieces of an answer.
 
-        Serve may have chosen another one. A piece that names it has that one asked from then on.
+        Args:
+            answer: Gives them as they come.
+            replica: Where they come from; None for one that nobody has named. Serve may have chosen another
+                one. A piece that names it has that one asked from then on.
+            is_accepted: Whether a replica has the request.
 
         Raises:
             DecodeFailedError: when it is not waited for any longer.
         """
         self._budget.waits(time.monotonic())
-        one = _Waiting()
+        one = _Waiting(is_accepted)
         self._join(replica, one)
         try:
             while one.cause is None:
@@ -139,21 +150,36 @@ class StreamWatch:
             self._tasks.pop(replica).cancel()
 
     async def _watch(self, replica: ReplicaId | None) -> None:
-        was_silent = False
+        before: FailureCause | None = None
+        since_s = 0.0
         while True:
             await asyncio.sleep(self._period_s * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
+            asked_s = time.monotonic()
             answer = asyncio.ensure_future(self._ask(replica))
             try:
                 cause = await self._answered(answer, replica)
             finally:
                 answer.cancel()
-            is_suspicion = cause is FailureCause.SILENT and not was_silent
-            was_silent = cause is FailureCause.SILENT
-            for one in list(self._waiting[replica]):
-                if is_suspicion and not self._budget.take(time.monotonic()):
-                    break
-                if cause is not None:
-                    one.give_up(cause)
+            is_first = cause is not before
+            if is_first:
+                before, since_s = cause, asked_s
+            if cause is not None:
+                self._fail(replica, cause, since_s, is_first=is_first)
+
+    def _fail(
+        self, replica: ReplicaId | None, cause: FailureCause, since_s: float, *, is_first: bool
+    ) -> None:
+        """Give up the answers that end by what has been wrong with a replica since `since_s`."""
+        now_s = time.monotonic()
+        is_suspicion = cause is FailureCause.SILENT and is_first
+        may_drain = cause is FailureCause.NO_REPLICA and replica is not None
+        is_recent = now_s - since_s < self._silent_after_s
+        for one in list(self._waiting[replica]):
+            if may_drain and (is_recent or one.is_accepted()):
+                continue
+            if is_suspicion and not self._budget.take(now_s):
+                return
+            one.give_up(cause)
 
     async def _answered(
         self, answer: asyncio.Future[FailureCause | None], replica: ReplicaId | None

@@ -13,7 +13,7 @@ from ray.serve.exceptions import DeploymentUnavailableError
 
 from decode_node import tier_calls
 from decode_node.prefill_tier import PrefillTier
-from decode_node.tier_calls import TierCalls, cancel_call
+from decode_node.tier_calls import TierCalls, cancel_call, is_accepted
 from deployments.http.continuing.stream_watch import DecodeFailedError, StreamWatch
 from slo.replacement import FailureCause
 from slo.request import ReplicaId
@@ -27,9 +27,16 @@ class Handle:
 
     def __init__(self, answer, known):
         self._answer = answer
+        self._is_answered = asyncio.Event()
+        if answer != "silence":
+            self._is_answered.set()
         self._known = known
         self.broadcasts = 0
         self.is_up = SimpleNamespace(remote=self._is_up)
+
+    def answers(self, answer):
+        self._answer, self._known = answer, 1
+        self._is_answered.set()
 
     def options(self, *, stream):
         assert not stream
@@ -39,8 +46,7 @@ class Handle:
         assert pin == REPLICA
         if isinstance(self._answer, Exception):
             raise self._answer
-        if self._answer == "silence":
-            await asyncio.Event().wait()
+        await self._is_answered.wait()
         return self._answer
 
     def broadcast(self, method):
@@ -66,8 +72,7 @@ class Handle:
 )
 async def test_what_a_replica_says_or_serve_says_for_it(answer, known, cause):
     assert await PrefillTier(Handle(answer, known), Background()).ask(REPLICA) is cause
-    of_decode = None if cause is FailureCause.NO_REPLICA else cause
-    assert await TierCalls(Handle(answer, known)).ask(REPLICA) is of_decode
+    assert await TierCalls(Handle(answer, known)).ask(REPLICA) is cause
 
 
 @pytest.mark.parametrize(
@@ -99,8 +104,6 @@ async def test_one_who_asks_no_longer_takes_no_answer_from_the_others(monkeypatc
     looks, may_look = asyncio.Event(), asyncio.Event()
 
     class Slow(TierCalls):
-        unknown = FailureCause.NO_REPLICA
-
         async def sent(self, method, *args):
             looks.set()
             await may_look.wait()
@@ -130,6 +133,30 @@ async def test_the_last_decode_replica_is_not_silent_for_draining(known, cause):
     except DecodeFailedError as failed:
         found = failed.cause
     assert found is cause
+
+
+@pytest.mark.parametrize("knows_again", [True, False])
+async def test_a_request_that_nobody_has_accepted_does_not_wait_for_a_replica(monkeypatch, knows_again):
+    """Serve would keep it for the next one that there is."""
+    monkeypatch.setattr(tier_calls, "_UP_S", 0.01)
+    monkeypatch.setattr(tier_calls, "_KNOWN_S", 0.01)
+    handle = Handle("silence", 0)
+    call = call_until(asyncio.get_running_loop().create_future())
+    pieces = StreamWatch(TierCalls(handle).ask, 0.01, 0.4).pieces(
+        call, REPLICA, is_accepted=partial(is_accepted, call)
+    )
+    reading = asyncio.create_task(anext(pieces))
+    await asyncio.sleep(0.2)
+    assert not reading.done(), "the handle may not have heard of the replica yet"
+    if knows_again:
+        handle.answers(REPLICA)
+    done, _ = await asyncio.wait([reading], timeout=1.0)
+    assert bool(done) != knows_again
+    if done:
+        assert isinstance(failed := reading.exception(), DecodeFailedError)
+        assert (failed.cause, failed.replica) == (FailureCause.NO_REPLICA, REPLICA)
+    reading.cancel()
+    await asyncio.wait([reading])
 
 
 class Fleet:

@@ -162,6 +162,19 @@ async def test_a_call_that_is_accepted_just_as_it_is_left_is_cancelled(leaves):
     assert answering.cancelled() == (leaves == "its client")
 
 
+async def test_what_the_last_replica_had_not_accepted_as_it_went_was_begun_by_nobody():
+    async def none_there(_):
+        return FailureCause.NO_REPLICA
+
+    fleet = Fleet({}, [NOBODY])
+    fleet.accepting[A] = asyncio.get_running_loop().create_future()
+    fleet.watch = StreamWatch(none_there, 0.01, 0.05)
+    with pytest.raises(HTTPError) as refused:
+        await asyncio.wait_for(fleet.answer(), 2.0)
+    assert (refused.value.status, refused.value.code) == (503, "no_replica")
+    assert fleet.accepting[A].cancelled()
+
+
 @FAILURES
 async def test_a_stream_goes_on_where_it_was(failure, cause):
     fleet = Fleet({A: [event(1), event(2), failure], B: [event(3), DONE]}, [placed(B)])
