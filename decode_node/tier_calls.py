@@ -37,7 +37,7 @@ class TierCalls:
 
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle
-        self._known: asyncio.Task[bool] | None = None
+        self._known: asyncio.Task[int] | None = None
         self._known_at_s = -math.inf
 
     async def ask(self, replica: ReplicaId | None) -> FailureCause | None:
@@ -53,7 +53,7 @@ class TierCalls:
         asked = asyncio.ensure_future(self._asked(replica))
         try:
             await asyncio.wait([asked], timeout=_UP_S)
-            if not asked.done() and not await self._knows_any():
+            if not asked.done() and not await self.known():
                 return FailureCause.NO_REPLICA
             return await asked
         finally:
@@ -66,19 +66,17 @@ class TierCalls:
             return FailureCause.REPLICA_DIED
         return FailureCause.ENGINE_DIED if who is None else None
 
-    async def _knows_any(self) -> bool:
-        """Whether Serve knows of a replica; one answer for all who ask within `_KNOWN_S`."""
+    async def known(self) -> int:
+        """How many replicas Serve knows of; one answer for all who ask within `_KNOWN_S`."""
         now_s = time.monotonic()
         if self._known is None or (self._known.done() and now_s - self._known_at_s >= _KNOWN_S):
             # Not in the context of whoever happens to be first: Serve would cancel it with that one.
-            self._known = asyncio.get_running_loop().create_task(
-                self._any_is_sent(), context=contextvars.Context()
-            )
+            self._known = asyncio.get_running_loop().create_task(self._count(), context=contextvars.Context())
             self._known_at_s = now_s
         return await asyncio.shield(self._known)
 
-    async def _any_is_sent(self) -> bool:
-        return bool(await self.sent("is_up"))
+    async def _count(self) -> int:
+        return len(await self.sent("is_up"))
 
     async def _any_is_up(self) -> bool:
         calls = {asyncio.ensure_future(each.get_async()) for each in await self.sent("is_up")}

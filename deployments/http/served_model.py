@@ -85,7 +85,8 @@ class ServedModel:
         """
         placement = PlacementClient(OfModel(router, config.name), ways.router_timeout_s, instruments)
         placement.start()
-        watch = StreamWatch(TierCalls(replicas).ask)
+        calls = TierCalls(replicas)
+        watch = StreamWatch(calls.ask, known=calls.known)
         decode = DecodeTier(placement, watch, ways.max_replacements, instruments)
         monitor = None
         if ways.monitor is not None:

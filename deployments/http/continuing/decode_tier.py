@@ -88,7 +88,10 @@ class DecodeTier:
             is_over, served_by = False, None
             try:
                 watched = self.watch.pieces(
-                    responses, context.decode_replica, is_accepted=partial(is_accepted, responses)
+                    responses,
+                    context.decode_replica,
+                    is_accepted=partial(is_accepted, responses),
+                    may_leave=partial(self._may_leave, delivered, replacements),
                 )
                 async with aclosing(watched) as pieces:
                     async for piece in pieces:
@@ -169,13 +172,20 @@ class DecodeTier:
         )
         return at_place(again_at, decision).after(elapsed_s)
 
+    def _may_leave(self, delivered: Delivered, replacements: int) -> bool:
+        return self._refusal(delivered, replacements) is None
+
+    def _refusal(self, delivered: Delivered, replacements: int) -> str | None:
+        """What keeps an answer where it is; None for one that may go on elsewhere."""
+        if delivered.has_begun and delivered.bound is not None:
+            return delivered.bound
+        return ContinuationOutcome.LIMIT if replacements >= self.max_replacements else None
+
     async def _place(
         self, again: PlacementRequested, delivered: Delivered, replacements: int
     ) -> tuple[Placed | None, str]:
         """Where it goes on, None for a replica of Serve's choice, and how; or what keeps it from that."""
-        refusal = delivered.bound if delivered.has_begun else None
-        if refusal is None and replacements >= self.max_replacements:
-            refusal = ContinuationOutcome.LIMIT
+        refusal = self._refusal(delivered, replacements)
         if refusal is not None:
             if again.lost_replica is not None:
                 self.placement.lost(again.lost_replica)

@@ -2,7 +2,8 @@
 
 A replica whose process ends breaks the calls to it; one that hangs breaks nothing. Owns when a wait for the
 next piece ends without one. How many may leave a replica that has fallen silent is
-`slo.replacement_budget`'s; one that stays silent as long again is left by all.
+`slo.replacement_budget`'s, of those that can go on elsewhere; one that stays silent as long again is left by
+all.
 """
 
 from __future__ import annotations
@@ -50,11 +51,13 @@ class _Waiting:
 
     Attributes:
         is_accepted: Whether a replica has the request.
+        may_leave: Whether it can go on on another replica.
         wait: What can end the wait for the next one; None between two waits.
         cause: Why the answer is given up; None while it is not.
     """
 
     is_accepted: Callable[[], bool]
+    may_leave: Callable[[], bool]
     wait: asyncio.Timeout | None = None
     cause: FailureCause | None = None
 
@@ -66,6 +69,10 @@ class _Waiting:
             self.wait.reschedule(0.0)
 
 
+async def _several() -> int:
+    return 2
+
+
 class StreamWatch:
     """Asks each replica that answers come from, from time to time, whether it is there.
 
@@ -75,6 +82,7 @@ class StreamWatch:
             and otherwise for `silent_after_s`: this process may not have heard of the replica yet.
         period_s: How often, and from when on, seconds.
         silent_after_s: How long an answer may take; a piece from the replica is as good.
+        known: How many replicas Serve knows of. Nobody leaves the only one on suspicion.
     """
 
     def __init__(
@@ -82,8 +90,10 @@ class StreamWatch:
         ask: Callable[[ReplicaId | None], Coroutine[Any, Any, FailureCause | None]],
         period_s: float = PERIOD_S,
         silent_after_s: float = SILENT_AFTER_S,
+        known: Callable[[], Coroutine[Any, Any, int]] = _several,
     ) -> None:
         self._ask = ask
+        self._known = known
         self._period_s = period_s
         self._silent_after_s = silent_after_s
         self._waiting: dict[ReplicaId | None, set[_Waiting]] = {}
@@ -97,6 +107,7 @@ class StreamWatch:
         replica: ReplicaId | None,
         *,
         is_accepted: Callable[[], bool] = lambda: True,
+        may_leave: Callable[[], bool] = lambda: True,
     ) -> AsyncGenerator[Any, None]:
         """The pieces of an answer.
 
@@ -105,12 +116,13 @@ class StreamWatch:
             replica: Where they come from; None for one that nobody has named. Serve may have chosen another
                 one. A piece that names it has that one asked from then on.
             is_accepted: Whether a replica has the request.
+            may_leave: Whether it can go on on another replica. What cannot does not end on suspicion.
 
         Raises:
             DecodeFailedError: when it is not waited for any longer.
         """
         self._budget.waits(time.monotonic())
-        one = _Waiting(is_accepted)
+        one = _Waiting(is_accepted, may_leave)
         self._join(replica, one)
         try:
             while one.cause is None:
@@ -163,22 +175,39 @@ class StreamWatch:
             is_first = cause is not before
             if is_first:
                 before, since_s = cause, asked_s
-            if cause is not None:
-                self._fail(replica, cause, since_s, is_first=is_first)
+            if is_first and cause is FailureCause.SILENT:
+                if await self._others():
+                    self._suspect(replica)
+            elif cause is not None:
+                self._fail(replica, cause, since_s)
 
-    def _fail(
-        self, replica: ReplicaId | None, cause: FailureCause, since_s: float, *, is_first: bool
-    ) -> None:
+    async def _others(self) -> bool:
+        """Whether there is more than one replica; taken for granted where Serve does not say so in time."""
+        known = asyncio.ensure_future(self._known())
+        try:
+            await asyncio.wait([known], timeout=self._period_s)
+            if not known.done() or known.cancelled() or known.exception() is not None:
+                return True
+            return known.result() > 1
+        finally:
+            known.cancel()
+
+    def _suspect(self, replica: ReplicaId | None) -> None:
+        """Give up as many of the answers that can go on elsewhere as the budget allows."""
+        for one in list(self._waiting[replica]):
+            if not one.may_leave():
+                continue
+            if not self._budget.take(time.monotonic()):
+                return
+            one.give_up(FailureCause.SILENT)
+
+    def _fail(self, replica: ReplicaId | None, cause: FailureCause, since_s: float) -> None:
         """Give up the answers that end by what has been wrong with a replica since `since_s`."""
-        now_s = time.monotonic()
-        is_suspicion = cause is FailureCause.SILENT and is_first
         may_drain = cause is FailureCause.NO_REPLICA and replica is not None
-        is_recent = now_s - since_s < self._silent_after_s
+        is_recent = time.monotonic() - since_s < self._silent_after_s
         for one in list(self._waiting[replica]):
             if may_drain and (is_recent or one.is_accepted()):
                 continue
-            if is_suspicion and not self._budget.take(now_s):
-                return
             one.give_up(cause)
 
     async def _answered(

@@ -99,6 +99,11 @@ async def test_all_who_wait_for_silent_replicas_look_once_whether_there_are_any(
     assert handle.broadcasts == 2
 
 
+@pytest.mark.parametrize("known", [0, 2])
+async def test_how_many_replicas_serve_knows_of(known):
+    assert await TierCalls(Handle(REPLICA, known)).known() == known
+
+
 async def test_one_who_asks_no_longer_takes_no_answer_from_the_others(monkeypatch):
     monkeypatch.setattr(tier_calls, "_UP_S", 0.01)
     looks, may_look = asyncio.Event(), asyncio.Event()

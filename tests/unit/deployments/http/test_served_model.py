@@ -50,7 +50,7 @@ def find(cluster, monkeypatch):
     finds = []
     monkeypatch.setattr(served_model, "MonitorClient", lambda *told: finds.append(told[-1]))
     monkeypatch.setattr(served_model, "PlacementClient", lambda *_: SimpleNamespace(start=lambda: None))
-    monkeypatch.setattr(served_model, "TierCalls", lambda _: SimpleNamespace(ask=None))
+    monkeypatch.setattr(served_model, "TierCalls", lambda _: SimpleNamespace(ask=None, known=None))
     ways = WaysConfig(1.0, monitor=MonitorOptions({"tiny": MonitorSettings()}))
     ServedModel.started(
         ModelConfig("tiny", None, None, {}, shows_usage=False),

@@ -112,6 +112,9 @@ class Responses:
 
     async def __anext__(self):
         piece = next(self.pieces, None)
+        if isinstance(piece, float):
+            await asyncio.sleep(piece)
+            piece = next(self.pieces, None)
         if piece is None:
             raise StopAsyncIteration
         if isinstance(piece, Exception):
@@ -191,6 +194,21 @@ async def test_a_stream_goes_on_where_it_was(failure, cause):
     assert (context.decode_replica, context.failed_replicas, context.attempt) == (B, (A,), 100)
     assert context.prompt_bytes == 0, "the prompt has what was answered in it"
     assert (context.explicit_deadline, context.explicit_e2e_s) == (False, None), "no deadline ends it"
+
+
+@pytest.mark.parametrize(("bound", "limit"), [("parser", 2), (None, 0), (None, 2)])
+async def test_only_what_can_go_on_elsewhere_leaves_a_replica_on_suspicion(bound, limit):
+    asked = []
+
+    async def silent_at_first(replica):
+        asked.append(replica)
+        await asyncio.sleep(60.0 if len(asked) == 1 else 0.0)
+
+    fleet = Fleet({A: [event(1, bound=bound), 0.5, event(2), DONE], B: [event(3), DONE]}, [placed(B)])
+    fleet.watch = StreamWatch(silent_at_first, 0.01, 0.05)
+    leaves = bound is None and limit > 0
+    assert await fleet.answer(limit) == [event(1).text, event(3 if leaves else 2).text, DONE.text]
+    assert fleet.counted == ([("silent", "continued")] if leaves else [])
 
 
 @FAILURES

@@ -33,10 +33,10 @@ async def answer(*waits_s):
         yield number
 
 
-async def read(watch, *waits_s):
+async def read(watch, *waits_s, **of_the_request):
     got = []
     try:
-        async for piece in watch.pieces(answer(*waits_s), A):
+        async for piece in watch.pieces(answer(*waits_s), A, **of_the_request):
             got.append(piece)  # noqa: PERF401 - what came before the failure counts
     except DecodeFailedError as error:
         return got, error.cause
@@ -140,6 +140,49 @@ async def test_not_all_leave_a_replica_that_was_silent_for_once():
     watch = StreamWatch(silent_at_first, 0.01, 0.05)
     everybody = await asyncio.gather(*[read(watch, 0, 1.0) for _ in range(3 * MIN_BUDGET)])
     assert sum(cause is FailureCause.SILENT for _, cause in everybody) == MIN_BUDGET
+
+
+@pytest.mark.parametrize("pause_s", [0.5, NEVER], ids=["goes on", "stays silent"])
+@pytest.mark.parametrize("why", ["bound to it", "the only replica"])
+async def test_what_can_go_nowhere_waits_whether_a_silent_replica_goes_on(why, pause_s):
+    async def one():
+        return 1
+
+    is_free = why == "the only replica"
+    watch = StreamWatch(silent, 0.01, 0.4, **({"known": one} if is_free else {}))
+    began_s = time.monotonic()
+    everybody = await asyncio.gather(
+        *[read(watch, 0, pause_s, may_leave=lambda: is_free) for _ in range(2 * MIN_BUDGET)]
+    )
+    if pause_s < NEVER:
+        assert everybody == [([0, 1], None)] * len(everybody)
+        return
+    assert everybody == [([0], FailureCause.SILENT)] * len(everybody)
+    assert time.monotonic() - began_s > 0.8, "it was silent twice"
+
+
+async def test_what_can_go_nowhere_takes_no_place_of_those_that_leave_a_silent_replica():
+    async def silent_at_first(_, asked=[]):  # noqa: B006 - counts its calls
+        asked.append(None)
+        await (silent(A) if len(asked) == 1 else well(A))
+
+    watch = StreamWatch(silent_at_first, 0.01, 0.05)
+    kept = [read(watch, 0, 0.5, may_leave=lambda: False) for _ in range(2 * MIN_BUDGET)]
+    free = [read(watch, 0, 0.5) for _ in range(MIN_BUDGET)]
+    everybody = await asyncio.gather(*kept, *free)
+    assert [cause for _, cause in everybody] == [None] * len(kept) + [FailureCause.SILENT] * len(free)
+
+
+async def test_how_many_replicas_there_are_is_not_waited_for_for_long():
+    async def never():
+        await asyncio.sleep(NEVER)
+
+    async def cancelled():
+        raise asyncio.CancelledError
+
+    for known in (never, cancelled):
+        reading = read(StreamWatch(silent, 0.05, 0.5, known=known), 0, NEVER)
+        assert await asyncio.wait_for(reading, 0.9) == ([0], FailureCause.SILENT)
 
 
 async def test_all_leave_a_replica_that_stays_silent():
