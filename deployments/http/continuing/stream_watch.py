@@ -28,6 +28,9 @@ PERIOD_S: Final = 0.5
 SILENT_AFTER_S: Final = 4.0
 """Longer than for a prefill replica: leaving costs a prefill, and an overloaded machine is no reason to."""
 
+_WAITED_S: Final = 0.002
+"""What takes longer to come has just come from the replica; what a slow reader has left here takes less."""
+
 
 class DecodeFailedError(Exception):
     """No more pieces will come.
@@ -126,6 +129,7 @@ class StreamWatch:
         self._join(replica, one)
         try:
             while one.cause is None:
+                asked_s = time.monotonic()
                 try:
                     async with asyncio.timeout(None) as one.wait:
                         piece = await anext(answer)
@@ -141,11 +145,17 @@ class StreamWatch:
                     self._leave(replica, one)
                     replica = piece.replica
                     self._join(replica, one)
-                self._heard_s[replica] = time.monotonic()
+                self._hear(replica, asked_s)
                 yield piece
             raise DecodeFailedError(one.cause, replica=replica)
         finally:
             self._leave(replica, one)
+
+    def _hear(self, replica: ReplicaId | None, asked_s: float) -> None:
+        """Note a piece that has been waited for since `asked_s`, unless it lay here already."""
+        now_s = time.monotonic()
+        if now_s - asked_s > _WAITED_S:
+            self._heard_s[replica] = now_s
 
     def _join(self, replica: ReplicaId | None, one: _Waiting) -> None:
         self._waiting.setdefault(replica, set()).add(one)

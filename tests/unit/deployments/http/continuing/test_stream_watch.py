@@ -76,6 +76,23 @@ async def test_a_replica_that_ends_answers_is_not_silent_though_none_of_these_wa
     assert await slow == ([0, 1], None)
 
 
+async def test_what_a_slow_reader_has_left_here_is_no_sign_of_the_replica():
+    async def left_here():
+        while True:
+            await asyncio.sleep(0)
+            yield Piece("event", [1])
+
+    async def slowly():
+        async for _ in watch.pieces(left_here(), A):
+            await asyncio.sleep(0.1)
+
+    watch = StreamWatch(silent, 0.01, 0.4)
+    slow = asyncio.create_task(slowly())
+    assert await asyncio.wait_for(read(watch, NEVER), 2.0) == ([], FailureCause.SILENT)
+    slow.cancel()
+    await asyncio.wait([slow])
+
+
 async def test_who_comes_to_a_silent_replica_has_heard_nothing_of_it():
     watch, come = StreamWatch(silent, 0.01, 0.3), []
 
