@@ -273,6 +273,7 @@ class _Fleet:
             return
         for job in site.die():
             self._lose(site, job)
+        self._payroll.left(site.replica_id, self._loop.now_s)
         self._loop.call_at(self._loop.now_s + self._setup.delays.detect_s, self._notice, site)
 
     def _lose(self, site: PrefillSite, job: Job) -> None:
@@ -300,6 +301,7 @@ class _Fleet:
         if self._places[place].is_alive:
             return
         self._places[place] = site = self._new_site(place)
+        self._payroll.hired(site.replica_id, self._loop.now_s)
         if not site.informs:
             self._dispatch.report(site.first_report(self._setup.hardware.predictor()))
         self._start_reports(site)

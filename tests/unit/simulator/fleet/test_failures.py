@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from simulated_fleet import HARDWARE, check_at_rest, ends, fleet, stream
 
 from simulator.fleet.fleet import simulate
+from simulator.fleet.scaling import Elasticity
 from simulator.fleet.setup import Failure
 from simulator.workload.arrivals import Arrival
 from slo.outcomes import Outcome
@@ -63,6 +64,21 @@ def test_kv_on_its_way_is_lost_with_its_source():
     assert result.passages[0].placements == 2
     later = simulate(slow, arrivals, [Failure(0, prefilled_s + 1.0, 50.0)])
     assert later.passages[0].placements == 1
+
+
+@pytest.mark.parametrize(("wanted", "paid_until_s"), [(2, 100.0), (1, 60.0)])
+def test_a_replica_is_paid_for_while_it_lives_and_one_that_has_come_back_can_be_drained(wanted, paid_until_s):
+    arrivals = [Arrival(n, n * 1.0, "one", 2000, 20, None, BACKGROUND) for n in range(100)]
+
+    def sizer(seen, now_s):
+        return min(seen.running, 2 if now_s < 60.0 else wanted)
+
+    result = simulate(
+        fleet(replicas=2), arrivals, [Failure(1, 20.5, 30.5)], elasticity=Elasticity(sizer, start_s=20.0)
+    )
+    assert result.outcomes == {Outcome.FINISHED: 100}
+    assert result.sizes[-1][1] == wanted
+    assert result.replica_s == pytest.approx(100.0 + paid_until_s - 10.0, abs=5.0)
 
 
 def test_a_failure_ends_after_it_began():
