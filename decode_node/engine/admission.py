@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from slo.decode.admission import Room, guaranteed, starts
+from slo.decode.admission import Chances, Room, guaranteed, starts
 from slo.decode.output_length import OutputLengths
 from slo.decode.predicted_peak import Holding
 from slo.decode.reserve import TopTierReserve
@@ -75,6 +75,7 @@ class Admission:
         self._swaps = swaps
         self._reserve = TopTierReserve()
         self._ageing = Ageing()
+        self._chances = Chances()
         self._knows_top = False
         self._arrivals = 0
         self._full: _Full | None = None
@@ -162,6 +163,7 @@ class Admission:
             places,
             places_kept,
             restores=bool(self._book.restoring),
+            chances=self._chances,
         )
 
     def guaranteed(self, waits: Iterable[Request], now_s: float) -> list[Stream]:

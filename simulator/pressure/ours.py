@@ -9,7 +9,7 @@ from typing import Final
 
 from simulator.pressure.decoding import PressedStream
 from simulator.pressure.engine import PressedEngine
-from slo.decode.admission import Room, guaranteed, starts
+from slo.decode.admission import Chances, Room, guaranteed, starts
 from slo.decode.composition import chunk_within
 from slo.decode.headroom import DecodeLoad
 from slo.decode.output_length import OutputLengths
@@ -42,6 +42,7 @@ class Ours:
         self.unused = UNUSED
         self._reserve = TopTierReserve()
         self._ageing = Ageing()
+        self._chances = Chances()
 
     def chunk_tokens(self, engine: PressedEngine) -> int:
         """As configured; while somebody computes again, no more than the tightest pace bears."""
@@ -119,6 +120,7 @@ class Ours:
             self._reserve.places_kept(setup.max_seqs, tops, now_s) if top_rank else 0,
             restores=_restores(engine),
             unused=self.unused,
+            chances=self._chances,
         )
 
     def admits(self, engine: PressedEngine, one: PressedStream) -> bool:  # noqa: ARG002 - a way's

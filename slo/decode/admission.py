@@ -2,22 +2,27 @@
 
 Pure: an engine, real or in virtual time, says who waits and what is there, and is asked about one of them
 only when it is its turn. Nobody passes one that is held back, but those of the top tier for whom memory is
-kept. One of the top tier that its own tier's pace does not bear holds nobody else back: it has its memory,
-and gains nothing by others' waiting.
+kept. Two hold nobody back, as they gain nothing by others' waiting: one that for some seconds would not have
+fitted beside what tiers above it hold, and one of the top tier that its own tier's pace does not bear, which
+has its memory.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
 
-from slo.decode.predicted_peak import Holding, Pool
+from slo.decode.predicted_peak import Holding, Pool, shared_from
 from slo.decode.reserve import UNUSED
 from slo.decode.restore import STARVES_AFTER_S, Parked
 from slo.decode.victims import Stream
 from slo.tiers import TierSet
+
+HELD_FOR_S: Final = 5.0
+"""So long others wait behind one after it would have fitted beside what tiers above it hold: what those hold
+goes up and down."""
 
 
 class Waiters(Protocol):
@@ -37,6 +42,25 @@ class Waiters(Protocol):
 
 
 @dataclass(slots=True)
+class Chances:
+    """When those that wait would last have fitted beside what tiers above them hold; an engine keeps it."""
+
+    _seen_s: dict[str, float] = field(default_factory=dict)
+
+    def keep(self, waiting: Iterable[Parked]) -> None:
+        """Nobody else waits any more."""
+        if self._seen_s:
+            names = {parked.request_id for parked in waiting}
+            self._seen_s = {name: at_s for name, at_s in self._seen_s.items() if name in names}
+
+    def gains(self, parked: Parked, now_s: float, *, fits: bool) -> bool:
+        """Whether one that would fit now, or not, gains by others' waiting."""
+        if fits:
+            self._seen_s[parked.request_id] = now_s
+        return now_s - self._seen_s.get(parked.request_id, -math.inf) <= HELD_FOR_S
+
+
+@dataclass(slots=True)
 class Room:
     """Memory and places while they are given out for one step.
 
@@ -52,6 +76,8 @@ class Room:
         places_kept: Of these, those that are kept for the top tier.
         restores: Whether somebody computes again what it has lost.
         is_paced: Whether somebody for whom there is memory is held back for the others' pace.
+        too_large: The last one that gains nothing by others' waiting.
+        chances: Who does.
         unused: See `slo.decode.reserve.UNUSED`.
     """
 
@@ -65,6 +91,8 @@ class Room:
     places_kept: int = 0
     restores: bool = False
     is_paced: bool = False
+    too_large: Holding | None = None
+    chances: Chances = field(default_factory=Chances)
     unused: float = UNUSED
 
     def has_place(self, *, is_top: bool) -> bool:
@@ -95,7 +123,7 @@ class Room:
 
 
 def starts(
-    ordered: Iterable[Parked], waiters: Waiters, room: Room, tiers: TierSet, now_s: float
+    ordered: Sequence[Parked], waiters: Waiters, room: Room, tiers: TierSet, now_s: float
 ) -> list[Parked]:
     """Who may start with the next step, in order.
 
@@ -108,11 +136,14 @@ def starts(
     """
     found: list[Parked] = []
     is_held = False
+    room.chances.keep(ordered)
     for parked in ordered:
         is_top = tiers.rank(parked.tier) == tiers.top_rank
         if (is_held and not (is_top and parked.is_newcomer)) or not room.has_place(is_top=is_top):
             continue
         newcomer = waiters.holding(parked)
+        if not is_top and _is_as_large(parked, waiters, newcomer, room.too_large):
+            continue
         needs = _kept_for(parked, waiters, newcomer, room) if is_top else None
         is_kept_for = needs is not None
         if is_held and not is_kept_for:
@@ -122,7 +153,9 @@ def starts(
         if needs is None:
             if is_top:
                 break
-            is_held = True
+            fits = _fits_beside_higher(parked, waiters, newcomer, room, now_s)
+            is_held = room.chances.gains(parked, now_s, fits=fits)
+            room.too_large = None if is_held else newcomer
             continue
         computes = waiters.is_computed_again(parked)
         has_turn = not (room.restores and computes)
@@ -161,6 +194,30 @@ def _needs(
         return None
     fits = pool.fits_at_last(room.holdings, newcomer, room.top_tokens, room.ahead_tokens)
     return newcomer.tokens if fits else None
+
+
+def _is_as_large(parked: Parked, waiters: Waiters, newcomer: Holding, other: Holding | None) -> bool:
+    """Whether one takes at least as much as another that stands before it."""
+    if other is None or newcomer.tokens < other.tokens or newcomer.remaining < other.remaining:
+        return False
+    return newcomer.tokens - waiters.prefix_tokens(parked) >= other.tokens
+
+
+def _fits_beside_higher(
+    parked: Parked, waiters: Waiters, newcomer: Holding, room: Room, now_s: float
+) -> bool:
+    """Whether one would fit if only tiers above the one that it has risen to had memory."""
+    level = max(newcomer.rank, parked.level)
+    above = [one for one in room.holdings if one.rank > level]
+    shared_tokens = shared_from(level + 1, room.holdings, room.pool.shared_tokens)
+    free_tokens = room.pool.tokens - sum([one.tokens for one in above]) + shared_tokens
+    beside = replace(
+        room,
+        pool=replace(room.pool, free_tokens=free_tokens, shared_tokens=shared_tokens),
+        holdings=above,
+        running=[rank for rank in room.running if rank > level],
+    )
+    return _needs(parked, waiters, newcomer, beside, now_s, is_top=False) is not None
 
 
 def guaranteed(

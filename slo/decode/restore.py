@@ -36,6 +36,7 @@ class Parked(NamedTuple):
         tokens: Its sequence so far.
         may_drop: Whether it may be ended for good, see `slo.decode.drop`.
         ahead_s: By how much earlier than that a newcomer has its place.
+        level: The rank to which it has risen, once it is in order.
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class Parked(NamedTuple):
     tokens: int = 0
     may_drop: bool = False
     ahead_s: float = 0.0
+    level: int = 0
 
 
 def restore_order(
@@ -57,7 +59,7 @@ def restore_order(
     held: Iterable[Holding],
     pool_tokens: int,
 ) -> list[Parked]:
-    """All of them, the first to be admitted first.
+    """All of them with their levels, the first to be admitted first.
 
     Args:
         parked: They.
@@ -92,4 +94,5 @@ def restore_order(
             if left[rank] <= 0:
                 levels[one.request_id] = rank
             left[rank] -= one.tokens
-    return sorted(ordered, key=lambda one: -levels[one.request_id])
+    in_order = sorted(ordered, key=lambda one: -levels[one.request_id])
+    return [one._replace(level=levels[one.request_id]) for one in in_order]

@@ -180,3 +180,24 @@ def test_in_an_overload_that_lasts_standard_is_served_and_the_background_gets_a_
     assert max(waits_s[STANDARD]) < 5
     meanwhile = [one for one in done if one.asked.tier == BACKGROUND and one.token_s[-1] < seconds]
     assert len(meanwhile) > 50
+
+
+def test_one_that_does_not_fit_beside_the_top_tier_keeps_no_lower_tier_waiting():
+    memory, ends_s = 1000 * 16, 60.0
+    model = DecodeModel(weights_s=0.02, request_s=0.0, kv_token_s=0.0, fixed_s=0.0, kv_tokens=memory)
+    served = PressedEngine(PressedSetup(model, 1e-5, 1000), Ours(DEFAULT_TIERS), DEFAULT_TIERS)
+    # Four of the top tier hold a fifth of the memory all the time.
+    requests = [
+        PressedRequest(f"top{n}", PREMIUM, n / 2, memory // 20, 100, 4000) for n in range(int(2 * ends_s))
+    ]
+    requests.append(PressedRequest("large", STANDARD, 10.0, memory * 4 // 5, 100, 100))
+    requests += [
+        PressedRequest(f"{tier}{n}", tier, 10.5 + 5 * n, 100, 50, 500)
+        for n in range(8)
+        for tier in (STANDARD, BACKGROUND)
+    ]
+    done = {one.asked.name: one for one in served.run(requests)}
+    small = [one for one in done.values() if one.asked.prompt == 100]
+    assert len(small) == 16
+    assert all(one.ttft_s < 5 for one in small)
+    assert ends_s - 1 < done["large"].token_s[0] < ends_s + 5, "once the top tier leaves room"

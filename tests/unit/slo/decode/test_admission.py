@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from slo.decode.admission import Room, guaranteed, starts
+from slo.decode.admission import Chances, Room, guaranteed, starts
 from slo.decode.predicted_peak import Holding, Pool
 from slo.decode.restore import Parked
 from slo.tiers import BACKGROUND, DEFAULT_TIERS, PREMIUM, STANDARD
@@ -68,9 +68,45 @@ def test_as_many_start_as_memory_lasts_for_and_nobody_is_asked_about_after_that(
 
 def test_nobody_passes_one_that_is_held_back_but_the_top_tier_within_what_is_kept():
     ordered = [newcomer("big"), newcomer("small"), newcomer("top", PREMIUM), newcomer("second", PREMIUM)]
-    waiters = Waiters({"big": (5000, 10)})
-    assert names(ordered, room(held=ONE_RUNS, kept=150.0), waiters) == ["top"]
-    assert names(ordered, room(held=ONE_RUNS, kept=50.0), waiters) == []
+    waiters = Waiters({"big": (600, 10)})
+    held = (*ONE_RUNS, Holding(400, 10, DEFAULT_TIERS.rank(STANDARD)))
+    assert names(ordered, room(held=held, kept=150.0), waiters) == ["top"]
+    assert names(ordered, room(held=held, kept=50.0), waiters) == []
+
+
+def test_one_that_does_not_fit_beside_what_higher_tiers_hold_holds_nobody_back():
+    low = [newcomer("as big", BACKGROUND), newcomer("low", BACKGROUND)]
+    ordered = [newcomer("big"), newcomer("small"), *low]
+    waiters = Waiters({"big": (700, 10), "as big": (700, 10)})
+    held = (Holding(300, 10, TOP), Holding(100, 10, DEFAULT_TIERS.rank(STANDARD)))
+    assert names(ordered, room(held=held), waiters) == ["small", "low"]
+    of_its_own_tier = (Holding(400, 10, DEFAULT_TIERS.rank(STANDARD)),)
+    assert names(ordered, room(held=of_its_own_tier), waiters) == []
+
+
+def test_one_that_has_risen_to_a_tier_waits_for_what_that_holds_and_holds_it_back():
+    held = (Holding(100, 10, TOP), Holding(300, 10, DEFAULT_TIERS.rank(STANDARD)))
+    risen = newcomer("big", BACKGROUND)._replace(level=DEFAULT_TIERS.rank(STANDARD))
+    waiters = Waiters({"big": (700, 10)})
+    assert names([risen, newcomer("small")], room(held=held), waiters) == []
+    not_risen = [newcomer("big", BACKGROUND), newcomer("low", BACKGROUND)]
+    assert names(not_risen, room(held=held), waiters) == ["low"]
+
+
+def test_others_wait_behind_it_for_some_seconds_after_it_would_have_fitted():
+    chances, waiters = Chances(), Waiters({"big": (700, 10)})
+    ordered, low = [newcomer("big"), newcomer("small")], Holding(300, 10, 0)
+
+    def at(now_s, top_tokens):
+        there = room(held=(low, Holding(top_tokens, 10, TOP)), chances=chances)
+        return names(ordered, there, waiters, now_s)
+
+    assert at(1.0, 300) == ["small"]
+    assert at(2.0, 100) == []
+    assert at(6.5, 300) == []
+    assert at(7.5, 300) == ["small"]
+    chances.keep([])
+    assert at(5.0, 300) == ["small"], "what has left is forgotten"
 
 
 def test_what_is_kept_for_the_top_tier_is_not_given_to_others():

@@ -40,7 +40,8 @@ def holding(tier, tokens):
 @given(PARKED)
 def test_each_stands_once_and_of_one_tier_newcomers_stand_last_and_by_arrival(parked):
     ordered = restore_order(parked, DEFAULT_TIERS, Ageing(per_s=0.0), NOW_S, (), POOL_TOKENS)
-    assert sorted(ordered) == sorted(parked)
+    assert {one.request_id for one in ordered} == {one.request_id for one in parked}
+    assert len(ordered) == len(parked)
     for tier in DEFAULT_TIERS.names:
         fresh = [one for one in ordered if one.tier == tier and one.preemptions == 0]
         assert [one.is_newcomer for one in fresh] == sorted(one.is_newcomer for one in fresh)
@@ -53,6 +54,12 @@ def test_nobody_passes_the_top_tier_however_often_its_memory_was_taken(parked):
     ordered = restore_order(parked, DEFAULT_TIERS, Ageing(), NOW_S, (), POOL_TOKENS)
     ranks = [one.tier == PREMIUM for one in ordered]
     assert ranks == sorted(ranks, reverse=True)
+
+
+def test_who_has_risen_says_to_which_rank():
+    parked = [Parked("old", BACKGROUND, NOW_S - 25.0, True), Parked("new", BACKGROUND, NOW_S, True)]
+    ordered = restore_order(parked, DEFAULT_TIERS, Ageing(), NOW_S, (), POOL_TOKENS)
+    assert [(one.request_id, one.level) for one in ordered] == [("old", 1), ("new", 0)]
 
 
 def test_by_credit_then_by_size():
