@@ -236,6 +236,8 @@ class _Fleet:
             passage.job = Job(passage.arrival, weight, math.inf)
         passage.job.refused = reason
         passage.job.first_token_s = math.inf
+        if passage.placements:
+            self._dispatch.ended(JobId(str(passage.arrival.number)))
         self._end(passage, outcome)
 
     def _end(self, passage: Passage, outcome: Outcome) -> None:

@@ -9,6 +9,7 @@ from simulator.fleet.fleet import simulate
 from simulator.fleet.scaling import Elasticity
 from simulator.fleet.setup import Failure
 from simulator.workload.arrivals import Arrival
+from slo.admission.rules import AdmissionRules
 from slo.outcomes import Outcome
 from slo.tiers import BACKGROUND, PREMIUM, STANDARD
 
@@ -54,6 +55,23 @@ def test_without_any_replica_requests_are_refused():
     result = simulate(fleet(replicas=1), arrivals, [Failure(0, 4.5, 15.5)])
     assert [job.refused for job in result.jobs].count("no_replica") == 11
     check_at_rest_but_for_the_dead(result)
+
+
+def test_one_that_finds_no_replica_after_a_death_is_no_work_any_more():
+    arrivals = [Arrival(n, n * 0.1, "one", 4000, 20, 60.0, PREMIUM) for n in range(3)]
+    arrivals.append(Arrival(3, 60.0, "one", 100, 20, None, BACKGROUND))
+    backlogs = {}
+
+    def sizer(seen, now_s):
+        backlogs[round(now_s)] = seen.backlog_s
+        return 1
+
+    scaled = Elasticity(sizer, start_s=40.0)
+    setup = fleet(replicas=1, admission=AdmissionRules())
+    result = simulate(setup, arrivals, [Failure(0, 0.3, 50.0)], elasticity=scaled)
+    assert [job.refused for job in result.jobs].count("no_replica") == 3
+    assert backlogs[2] > 0.0
+    assert backlogs[10] == 0.0
 
 
 def test_kv_on_its_way_is_lost_with_its_source():
