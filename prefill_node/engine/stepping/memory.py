@@ -111,6 +111,7 @@ class Holders:
         ends_first: Whoever can have ended, and freed its memory, first; None if none can go on. A prompt
             between two chunks can once decode has pulled what has ended: two that would lack memory even then
             would wait for each other.
+        awaiting: Those that have the time to wait for that.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class Holders:
         going_on: list[Holder] = [item for item in suspended if not item.blocked]
         going_on += [one for one in self._chunked if one.missing_blocks <= most_blocks]
         self.ends_first = min(going_on, key=lambda one: one.prefill.remaining_s, default=None)
+        self.awaiting: set[JobId] = set()
         self._ahead: set[JobId] = set()
         self._found: dict[tuple[int, int, int, str], tuple[list[Holder], list[int]]] = {}
 

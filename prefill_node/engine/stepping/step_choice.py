@@ -150,7 +150,7 @@ def choose(
     holders = Holders(queue, suspended, free_blocks, memory, lambda prefill: _worth(prefill, now_s, rules))
     choice = _first_that_fits(queue, ready, room, holders, now_s, rules, ordered)
     if not isinstance(choice, Wait):
-        return _until_it_ends(choice, holders.ends_first)
+        return _until_it_ends(choice, holders)
     if suspended:
         last = min(suspended, key=lambda item: item.prefill.deadline_s)
         return Resume(last.step, none_can_start=True)
@@ -190,17 +190,19 @@ def _first_that_fits(
     return Wait()
 
 
-def _until_it_ends(choice: Start | Resume, awaited: Holder | None) -> Start | Resume:
+def _until_it_ends(choice: Start | Resume, holders: Holders) -> Start | Resume:
     """The same; if it is what those with time wait for, alone, they let it run to its end."""
+    awaited = holders.ends_first
     if isinstance(awaited, Suspended):
         is_awaited = isinstance(choice, Resume) and choice.step is awaited.step
     else:
         is_awaited = (
             awaited is not None and isinstance(choice, Start) and choice.requests == (awaited.request,)
         )
-    if not is_awaited or not choice.passed:
+    if not is_awaited or not holders.awaiting:
         return choice
-    return msgspec.structs.replace(choice, passed=dict.fromkeys(choice.passed, math.inf))
+    to_its_end: dict[str, float] = dict.fromkeys(holders.awaiting, math.inf)
+    return msgspec.structs.replace(choice, passed={**choice.passed, **to_its_end})
 
 
 class _GivesWay(NamedTuple):
@@ -226,6 +228,7 @@ def _who_gives_way(
     if may_take < math.inf and awaited is not None and awaited.prefill.remaining_s <= room_s:
         if awaited is item:
             return _GivesWay(may_take, None, _looks_again_s(now_s, room_s))
+        holders.awaiting.add(first.job_id)
         until_s = now_s + room_s - awaited.prefill.remaining_s
         return _GivesWay(may_take, None, until_s if holders.hold(may_take, short_blocks) else math.inf)
     given_up = holders.give_up(item, may_take, short_blocks)

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple, TypeAlias
 import msgspec
 
 from prefill_node.board.messages import Queued, SchedulerView, StepView, SuspendedView
+from prefill_node.engine.stepping.kept_memory import KeptMemory
 from prefill_node.engine.stepping.memory import NOTHING_ELSE, Memory
 from prefill_node.engine.stepping.step_choice import (
     ChoiceRules,
@@ -51,9 +52,6 @@ host's time for a step, which is what that saves, is little of it."""
 
 _OFTEN: Final = 2
 """A prefill that has lost its memory so many times keeps it where `Memory.lost_often` says so."""
-
-_KEPT_S: Final = 1.0
-"""For so long memory is kept at a time for one that starves: decode pulls what others hold well within it."""
 
 
 class StartOver(msgspec.Struct, frozen=True):
@@ -122,8 +120,7 @@ class Stepper:
         self._losses: dict[str, int] = {}
         """How many times each request has lost its memory."""
         self._lost_often: dict[str, None] = {}
-        self._kept_until_s = self._free_until_s = -math.inf
-        """Memory is kept for one that starves until the first, and for whoever fits until the second."""
+        self._kept_memory = KeptMemory()
         self._queue: dict[JobId, Queued] = {}
         self._none_can_start = False
         self._passed: Mapping[str, float] = {}
@@ -294,27 +291,20 @@ class Stepper:
         self._queue = {item.prefill.job_id: item for item in queue}
         self._ordered = in_order(queue, suspended, now_s, self.rules)
         room = 0 if refused else free_blocks
-        is_kept = not self._kept_until_s <= now_s < self._free_until_s
+        is_kept = self._kept_memory.is_kept(now_s)
         memory = replace(memory, lost_often=tuple(self._lost_often), is_kept=is_kept)
         command = choose(queue, suspended, room, now_s, self.rules, self._ordered, memory)
         self._none_can_start = isinstance(command, Resume) and command.none_can_start
         if not suspended and isinstance(command, Wait):
-            if command.starves is not None:
-                self._keep_memory(command.starves, now_s)
+            if command.starves is not None and self.rules.fairness is not None:
+                self._kept_memory.starves(self.rules.fairness.share(command.starves), free_blocks, now_s)
             going_on = self._going_on(queue, free_blocks, now_s, memory)
             if isinstance(going_on, Start):
                 command, self._none_can_start = going_on, True
         self._passed = {} if isinstance(command, Wait) else command.passed
+        if not isinstance(command, Wait) and command.boost is not None and command.boost.guard == math.inf:
+            self._kept_memory.started()
         return command
-
-    def _keep_memory(self, tier: Tier, now_s: float) -> None:
-        """Memory is kept for one of this tier, for no more than the tier's share of the time.
-
-        Decode may be full, and what the replica has computed stay for minutes.
-        """
-        if now_s >= self._free_until_s and self.rules.fairness is not None:
-            self._kept_until_s = now_s + _KEPT_S
-            self._free_until_s = self._kept_until_s + _KEPT_S / self.rules.fairness.share(tier)
 
     def _going_on(
         self, queue: Sequence[Queued], free_blocks: int, now_s: float, memory: Memory

@@ -97,3 +97,15 @@ def test_a_step_is_stopped_for_one_whose_memory_decode_has_pulled_meanwhile():
     ]
     jobs = served(asked, 60.0, {1: 0.004}, kv_tokens=33_000)
     assert jobs[2].first_token_s < jobs[2].deadline_s
+
+
+def test_a_step_that_others_wait_for_is_stopped_for_one_that_has_no_time_to():
+    """Its memory is there as soon as decode has pulled what has just ended."""
+    middle_s, urgent_s = (HARDWARE.cost.prefill_s(tokens) for tokens in (20_000, 21_000))
+    asked = [
+        Arrival(0, 0.0, "", 16_000, 1, None, BACKGROUND),
+        Arrival(1, 0.3, "", 20_000, 1, middle_s + 0.1, STANDARD),
+        Arrival(2, 0.3 + middle_s / 2, "", 21_000, 1, middle_s / 2 + urgent_s + 0.3, PREMIUM),
+    ]
+    jobs = served(asked, 60.0, {1: 0.004})
+    assert jobs[2].first_token_s < jobs[2].deadline_s

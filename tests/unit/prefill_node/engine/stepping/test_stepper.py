@@ -150,15 +150,18 @@ def test_memory_is_kept_for_one_that_starves_for_its_share_of_the_time_alone(ste
     starves = Queued(prefill("starves", math.inf, BACKGROUND), 100, 0.0, 1000, request="engine-starves")
     fits = Queued(prefill("fits", 95.0), 100, 0.0, 1, request="engine-fits")
 
-    def next_step(now_s):
-        return stepper.next_step([starves, fits], [], 300, now_s, memory=Memory(used_blocks=900))
+    def next_step(now_s, free_blocks):
+        return stepper.next_step([starves, fits], [], free_blocks, now_s, memory=Memory(used_blocks=900))
 
-    assert next_step(70.0) == Wait(starves=BACKGROUND)
-    assert next_step(70.9) == Wait(starves=BACKGROUND)
-    assert next_step(71.0).requests == ("engine-fits",)
+    assert next_step(70.0, 300) == Wait(starves=BACKGROUND)
+    assert next_step(74.0, 400) == Wait(starves=BACKGROUND), "decode pulls"
+    assert next_step(78.9, 400) == Wait(starves=BACKGROUND)
+    assert next_step(79.0, 400).requests == ("engine-fits",), "it has pulled nothing for 5 s"
     assert stepper.view(()).passed == {"starves": math.inf}
-    assert next_step(77.6).requests == ("engine-fits",), "a second for background's share, 0.15"
-    assert next_step(77.7) == Wait(starves=BACKGROUND)
+    assert next_step(138.9, 500).requests == ("engine-fits",), "9 s for background's share, 0.15"
+    assert next_step(139.0, 300) == Wait(starves=BACKGROUND)
+    assert next_step(140.0, 1000).requests == ("engine-starves",)
+    assert next_step(141.0, 300) == Wait(starves=BACKGROUND), "as if none had starved before"
 
 
 def test_a_started_prompt_that_nobody_stops_any_more_loses_its_memory_to_nobody_but_who_starves(stepper):
