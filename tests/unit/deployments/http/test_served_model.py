@@ -84,7 +84,7 @@ async def test_what_could_not_be_told_is_told_with_its_age(monkeypatch):
     participants = []
     monkeypatch.setattr(served_model, "serve", SimpleNamespace(get_replica_context=lambda: CONTEXT))
     monkeypatch.setattr(served_model, "PlacementClient", lambda *_: SimpleNamespace(start=lambda: None))
-    monkeypatch.setattr(served_model, "TierCalls", lambda _: SimpleNamespace(ask=None))
+    monkeypatch.setattr(served_model, "TierCalls", lambda _: SimpleNamespace(ask=None, known=None))
     noted = []
 
     def client(participant, *_):

@@ -278,7 +278,7 @@ async def ended_early(monkeypatch, *pieces, ends, every_s):
     record.meter = TokenMeter(body, None)
 
     class Watch:
-        async def pieces(self, responses, replica):
+        async def pieces(self, responses, replica, **_):
             nonlocal now_s
             for piece in pieces:
                 yield piece
